@@ -3,8 +3,8 @@
 One class for every tokenizer here: byte-level BPE trained on one's own text or taken from others,
 as GPT-2, Qwen3, Llama 3 and SmolLM2 have it, and plain characters. All are kept as one
 `tokenizer.json` in the format of Hugging Face's `tokenizers`, so any tool of the field reads them.
-`tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster. Special
-tokens are never found in a text.
+`tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster, where text
+is cut into words by one of KNOWN_PATTERNS. Special tokens are never found in a text.
 """
 
 import functools
@@ -34,6 +34,23 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 # The same after the step `Digits`, which sets each digit apart: white space before a digit is as at
 # the end of a text.
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+# That of Qwen, of Llama 3 with digits in groups of up to three, and of GPT-4o.
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+GPT4O_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# They match all of a text, and mean the same to tiktoken and to `tokenizers`.
+KNOWN_PATTERNS = {GPT2_PATTERN, DIGITS_PATTERN, QWEN2_PATTERN, LLAMA3_PATTERN, GPT4O_PATTERN}
+WHOLE = r"[\s\S]+"  # takes a text as one word
+# Steps that cut text into words and leave nothing out.
+CUTTING = {"Split", "Digits", "Punctuation", "ByteLevel"}
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
@@ -106,13 +123,15 @@ class Tokenizer:
         missing = sorted(set(ALPHABET.values()) - (vocab.keys() - specials.keys()))
         self.lacking = {char: self.vocab_size + n for n, char in enumerate(missing)}
         # True if text is brought to Unicode's NFC first, as Qwen does.
-        self.composes = bool(description.get("normalizer"))
+        self.composes = _normalizer(description) is not None
         if self.pattern:
             self.kind = "bpe"
             _check_merges(model, specials, source)
             tokens = {token: vocab[token] for token in vocab.keys() - specials.keys()}
             self._vocab = (tokens | self.lacking, specials)
-            self._tiktoken = _byte_pairs(*self._vocab, self.pattern, source)
+            # Of other expressions it decodes only, and may not understand them.
+            known = self.pattern if self.pattern in KNOWN_PATTERNS else WHOLE
+            self._tiktoken = _byte_pairs(*self._vocab, known, source)
         else:
             self.kind = "char"
             self._characters = _Characters(vocab | {EOT: self.eot_id}, self.vocab_size)
@@ -213,6 +232,11 @@ class Tokenizer:
         """True if both give every text the same ids, whatever else their files say."""
         return (self.ids, self.pattern, self.composes) == (other.ids, other.pattern, other.composes)
 
+    @property
+    def is_for_library(self) -> bool:
+        """True if `tokenizers` encodes all texts, as tiktoken might give other ids."""
+        return self.kind == "bpe" and self.pattern not in KNOWN_PATTERNS
+
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
 
@@ -224,6 +248,8 @@ class Tokenizer:
                 text = composed(text)
             if self.kind == "char":
                 return self._characters.encode(text)
+            if self.is_for_library:
+                return self._encode_by_library(text)
             ids = self._encode_words(text)
         except UnicodeEncodeError as error:
             raise TokenizerError(
@@ -232,6 +258,22 @@ class Tokenizer:
         if self.lacking and ids.max(initial=0) >= self.vocab_size:
             raise self._unknown_byte(text)
         return ids
+
+    def _encode_by_library(self, text):
+        """The ids that `tokenizers` gives a text, of which it leaves out what has no ids."""
+        text.encode()  # raises the error of a lone surrogate
+        ids = np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
+        if self.lacking and self.decode_bytes(ids) != text.encode():
+            raise self._unknown_byte(text)
+        return ids
+
+    @functools.cached_property
+    def _library(self):
+        """The same tokenizer of `tokenizers`; it finds no added tokens."""
+        added = [token | {"special": True} for token in self.description["added_tokens"]]
+        hf = tokenizers.Tokenizer.from_str(json.dumps(self.description | {"added_tokens": added}))
+        hf.encode_special_tokens = True
+        return hf
 
     def _unknown_byte(self, text):
         """The TokenizerError for the first character of a text that has a byte of `lacking`."""
@@ -256,7 +298,7 @@ class Tokenizer:
         except ValueError:  # a million blanks in a row
             import regex  # comes with tiktoken
 
-            whole = _byte_pairs(*self._vocab, r"[\s\S]+", "")  # takes a text as one word
+            whole = _byte_pairs(*self._vocab, WHOLE, "")
             encode = functools.cache(
                 functools.partial(whole.encode_to_numpy, disallowed_special=())
             )
@@ -388,11 +430,13 @@ def _read_config(path):
 def _word_pattern(description, source):
     """The expression that cuts text into words before merging, or None for character level.
 
+    Of several steps, their description, which is none of KNOWN_PATTERNS.
+
     Raises TokenizerError for tokenizers that do more than byte-level BPE: they could not be encoded
     faithfully.
     """
     model = description["model"]
-    normalizer = (description.get("normalizer") or {}).get("type")
+    normalizer = _normalizer(description)
     pre = description.get("pre_tokenizer")
     steps = pre.get("pretokenizers", [pre]) if pre else []
     if model.get("type", "BPE") == "BPE" and normalizer in (None, "NFC"):
@@ -405,6 +449,8 @@ def _word_pattern(description, source):
             return DIGITS_PATTERN
         if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
             return steps[0]["pattern"]["Regex"]
+        if _keep_all(steps):
+            return json.dumps(steps, ensure_ascii=False)
     kinds = [str(step.get("type")) for step in steps]
     found = "not plain byte-level BPE without prefix space"
     if model.get("byte_fallback") or model.get("type") == "Unigram" or "Metaspace" in kinds:
@@ -430,10 +476,33 @@ def _sets_digits_apart(step):
 
 
 def _isolates(step):
-    """True if a pre-tokenizer cuts text into the matches of an expression and the rest."""
+    """True if a pre-tokenizer cuts text into the matches of an expression and the rest.
+
+    Also if it removes the rest, of which a known expression leaves none, as OLMo 2 has it.
+    """
     if step.get("type") != "Split" or "Regex" not in step.get("pattern", {}):
         return False
-    return step.get("behavior") == "Isolated" and not step.get("invert")
+    if step.get("invert"):
+        return step.get("behavior") == "Removed" and step["pattern"]["Regex"] in KNOWN_PATTERNS
+    return step.get("behavior") == "Isolated"
+
+
+def _keep_all(steps):
+    """True if steps cut text into words, and into bytes once, without a change of the text."""
+    kinds = [step.get("type") for step in steps]
+    if kinds.count("ByteLevel") != 1 or not CUTTING.issuperset(kinds):
+        return False
+    return not any(
+        step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps
+    )
+
+
+def _normalizer(description):
+    """The kind of the normalizer, also of one alone in a sequence; None if there is none."""
+    step = description.get("normalizer") or {}
+    if step.get("type") == "Sequence" and len(step["normalizers"]) < 2:
+        step = next(iter(step["normalizers"]), {})
+    return step.get("type")
 
 
 def _byte_level(model):

@@ -16,15 +16,15 @@ from formats.files import atomic_write, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
-from tokenizer_bpe import DIGITS_PATTERN, GPT2_PATTERN, Tokenizer
-
-# The expressions that split text into words before merging; PRE has llama.cpp's names for them.
-QWEN2_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+from tokenizer_bpe import (
+    DIGITS_PATTERN,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    QWEN2_PATTERN,
+    Tokenizer,
 )
-# The same with digits in groups of up to three.
-LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+# llama.cpp's names for the expressions that split text into words before merging.
 PRE = {
     GPT2_PATTERN: "gpt-2",
     DIGITS_PATTERN: "smollm",

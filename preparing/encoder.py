@@ -262,6 +262,8 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 def new_encoder(tokenizer: Tokenizer):
     """gigatoken's encoder for a tokenizer; None if it is not installed, or does not support it."""
+    if tokenizer.is_for_library:
+        return None
     # Without added tokens: text that spells a special token is encoded as text.
     description = tokenizer.description | {"added_tokens": [], "normalizer": None}
     with contextlib.suppress(Exception):  # it defines no exception types
@@ -313,6 +315,8 @@ def encoder_name(tokenizer: Tokenizer) -> str:
     """The name of the package that encodes, or "characters"."""
     if tokenizer.kind == "char":
         return "characters"
+    if tokenizer.is_for_library:
+        return "tokenizers"
     return "gigatoken" if fast_bpe(tokenizer).encoder else "tiktoken"
 
 

@@ -15,10 +15,19 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
 import tokenizer_bpe
-from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN
 from formats.pretrained import read_tokenizer
 from tests.conftest import prose
-from tokenizer_bpe import ALPHABET, DIGITS_PATTERN, EOT, Tokenizer, TokenizerError, safe_cut
+from tokenizer_bpe import (
+    ALPHABET,
+    DIGITS_PATTERN,
+    EOT,
+    GPT4O_PATTERN,
+    LLAMA3_PATTERN,
+    QWEN2_PATTERN,
+    Tokenizer,
+    TokenizerError,
+    safe_cut,
+)
 
 OTHER_SCRIPTS = "你好。你好，Привет हिन्दी 🙂 " * 20
 BPE = Tokenizer.train([prose(), OTHER_SCRIPTS], 700)
@@ -169,6 +178,57 @@ def test_a_tokenizer_of_smollm_gives_the_ids_of_tokenizers():
         tokenizer.encode("é \x04\x04")
 
 
+PUNCTUATION = {"type": "Punctuation", "behavior": "Contiguous"}
+# As in the files of DeepSeek V3, of Falcon, and of a user who set digits apart, in two ways.
+STEPS = {
+    "deepseek": [
+        *cut_by(r"\p{N}{1,3}")["pretokenizers"][:1],
+        *cut_by("[一-龥぀-ゟ゠-ヿ]+")["pretokenizers"][:1],
+        *cut_by(r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|\s+(?!\S)|\s+")["pretokenizers"],
+    ],
+    "falcon": [
+        PUNCTUATION,
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        {"type": "Digits", "individual_digits": False},
+        *cut_by("[0-9][0-9][0-9]")["pretokenizers"][:1],
+    ],
+    "rest": cut_by(r"\d")["pretokenizers"],
+    "repeated": cut_by(r"\p{L}{1,3}+|[^\p{L}]+$|[^\p{L}]+")["pretokenizers"],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_a_tokenizer_with_other_steps_gives_the_ids_of_tokenizers(steps):
+    """tiktoken drops what an expression does not match, and reads `{1,3}+` and `$` differently."""
+    description = json.loads(BPE.to_json())
+    description["normalizer"] = {"type": "Sequence", "normalizers": []}
+    description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    tokenizer = Tokenizer(description)
+    assert not tokenizer.composes
+    ids_agree(tokenizer, HFTokenizer.from_str(json.dumps(description)), without=[EOT])
+    text = f"in 12345678 days,\n\n你好 3ab {EOT}e\u0301 "
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert Tokenizer(json.loads(tokenizer.to_json())).same_as(tokenizer)
+    assert not tokenizer.same_as(BPE)
+    with pytest.raises(TokenizerError, match="lone surrogate at character 2"):
+        tokenizer.encode("a \ud800")
+    del description["model"]["vocab"]["!"]
+    with pytest.raises(TokenizerError, match=r"U\+0021\) at position 1 .* lacks the byte 0x21"):
+        Tokenizer(description).encode("e!")
+
+
+@pytest.mark.parametrize("pattern", [LLAMA3_PATTERN, GPT4O_PATTERN])
+def test_a_tokenizer_that_removes_nothing_gives_the_ids_of_tokenizers(pattern):
+    """The files of OLMo 2 and Phi-4 remove what the expression does not match: it matches all."""
+    description = json.loads(BPE.to_json()) | {"pre_tokenizer": cut_by(pattern)}
+    description["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
+    tokenizer = Tokenizer(description)
+    ids_agree(tokenizer, HFTokenizer.from_str(json.dumps(description)), without=[EOT])
+    description["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\w+"
+    with pytest.raises(TokenizerError, match="not plain byte-level BPE"):
+        Tokenizer(description)
+
+
 def test_the_length_to_which_another_program_cut_texts_is_not_kept(tmp_path):
     file = str(tmp_path / "tokenizer.json")
     hf = HFTokenizer.from_str(BPE.to_json())
@@ -267,7 +327,7 @@ def as_tinyllama(values):
         (lambda d: d["model"].update(type="Unigram"), "is a SentencePiece tokenizer"),
         (
             as_tinyllama,
-            "is a SentencePiece tokenizer, not byte-level BPE (model BPE, normalizer Seq",
+            "is a SentencePiece tokenizer, not byte-level BPE (model BPE, normalizer Pre",
         ),
         (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
         (lambda d: d.update(pre_tokenizer=None), "pre-tokenizer None"),
