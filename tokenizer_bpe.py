@@ -51,6 +51,9 @@ KNOWN_PATTERNS = {GPT2_PATTERN, DIGITS_PATTERN, QWEN2_PATTERN, LLAMA3_PATTERN, G
 WHOLE = r"[\s\S]+"  # takes a text as one word
 # Steps that cut text into words and leave nothing out.
 CUTTING = {"Split", "Digits", "Punctuation", "ByteLevel"}
+# The added tokens that llama.cpp takes for control tokens although tokenizer.json does not call
+# them special. All others, such as Qwen3's <think> and the runs of spaces of Phi-2, are text.
+CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>", re.DOTALL)
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
@@ -86,8 +89,8 @@ class Tokenizer:
     """A tokenizer as its tokenizer.json describes it.
 
     kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot, eot_id: the token
-    that ends a text, usually <|endoftext|>. specials: the ids of the added tokens, by their text;
-    encode() gives none of them.
+    that ends a text, usually <|endoftext|>. specials: the ids of the added tokens, by their text.
+    ordinary: those of them that are text like any other; encode() gives none of the rest.
     """
 
     def __init__(
@@ -111,6 +114,10 @@ class Tokenizer:
         self.specials = specials
         self.eot = _end_of_text(model, specials, eos, source)
         self.eot_id = specials[self.eot]
+        added = description["added_tokens"]
+        names = {token["content"] for token in added if not token.get("special", True)}
+        self.ordinary = {name for name in names if not CONTROL.fullmatch(name)} - {self.eot}
+        self._spelled = re.compile("|".join(map(re.escape, sorted(self.ordinary))) or r"(?!)")
         if self.eot not in END_NAMES:  # `tokenizers` reads over it
             description = description | {"model": model | {"end_of_text": self.eot}}
         if _adds_tokens(description.get("post_processor") or {}):
@@ -230,12 +237,17 @@ class Tokenizer:
 
     def same_as(self, other: "Tokenizer") -> bool:
         """True if both give every text the same ids, whatever else their files say."""
-        return (self.ids, self.pattern, self.composes) == (other.ids, other.pattern, other.composes)
+        mine = (self.ids, self.ordinary, self.pattern, self.composes)
+        return mine == (other.ids, other.ordinary, other.pattern, other.composes)
 
     @property
     def is_for_library(self) -> bool:
         """True if `tokenizers` encodes all texts, as tiktoken might give other ids."""
         return self.kind == "bpe" and self.pattern not in KNOWN_PATTERNS
+
+    def spells_ordinary(self, text: str) -> bool:
+        """True if a text spells an ordinary added token; then `tokenizers` encodes it."""
+        return bool(self._spelled.search(text))
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
@@ -248,7 +260,7 @@ class Tokenizer:
                 text = composed(text)
             if self.kind == "char":
                 return self._characters.encode(text)
-            if self.is_for_library:
+            if self.is_for_library or self.spells_ordinary(text):
                 return self._encode_by_library(text)
             ids = self._encode_words(text)
         except UnicodeEncodeError as error:
@@ -269,8 +281,9 @@ class Tokenizer:
 
     @functools.cached_property
     def _library(self):
-        """The same tokenizer of `tokenizers`; it finds no added tokens."""
-        added = [token | {"special": True} for token in self.description["added_tokens"]]
+        """The same tokenizer of `tokenizers`; it finds no added tokens but the ordinary ones."""
+        added = self.description["added_tokens"]
+        added = [token | {"special": token["content"] not in self.ordinary} for token in added]
         hf = tokenizers.Tokenizer.from_str(json.dumps(self.description | {"added_tokens": added}))
         hf.encode_special_tokens = True
         return hf

@@ -4,7 +4,6 @@ The package `gguf` knows the layout of the file and the names of its tensors; th
 values to them.
 """
 
-import re
 from pathlib import Path
 
 import gguf
@@ -31,10 +30,6 @@ PRE = {
     QWEN2_PATTERN: "qwen2",
     LLAMA3_PATTERN: "llama-bpe",
 }
-
-# The added tokens that llama.cpp's converter takes for control tokens although tokenizer.json does
-# not call them special. llama.cpp prints all other added tokens, such as Qwen3's <think>.
-CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>", re.DOTALL)
 
 
 def write(path: Path, source: Pretrained, form: Form | None) -> None:
@@ -105,9 +100,8 @@ def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, form: Form | None) -> 
         types[i] = gguf.TokenType.NORMAL
     for added in tokenizer.description["added_tokens"]:
         tokens[added["id"]] = added["content"]
-        is_control = added["special"] or CONTROL.fullmatch(added["content"])
-        kind = gguf.TokenType.CONTROL if is_control else gguf.TokenType.USER_DEFINED
-        types[added["id"]] = kind
+        is_text = added["content"] in tokenizer.ordinary
+        types[added["id"]] = gguf.TokenType.USER_DEFINED if is_text else gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)

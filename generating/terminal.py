@@ -168,7 +168,8 @@ def show_json(name: str, completions: list[Completion]) -> None:
 def note_special(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
     """Print a note if a prompt spells special tokens, which stay text, as in the training text."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    spelled = [name for name in loaded.tokenizer.specials if any(name in text for text in texts)]
+    special = loaded.tokenizer.specials.keys() - loaded.tokenizer.ordinary
+    spelled = sorted(name for name in special if any(name in text for text in texts))
     if spelled:
         note(
             f"{few(spelled)} in a prompt is text; an empty prompt begins a document, and --chat"

@@ -104,7 +104,7 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
 
 
 def notice_added(tokenizer: Tokenizer, text: str, chunk: Chunk, report: CleaningReport) -> None:
-    """Count what a text spells of the tokenizer's added tokens, such as Qwen3's <think>."""
+    """Count what a text spells of the tokenizer's special tokens, such as SmolLM2's <filename>."""
     pattern = added_tokens(tokenizer)
     tokens = list(pattern.finditer(text)) if pattern else []
     if tokens:
@@ -115,9 +115,10 @@ def notice_added(tokenizer: Tokenizer, text: str, chunk: Chunk, report: Cleaning
 
 @functools.cache
 def added_tokens(tokenizer: Tokenizer) -> re.Pattern | None:
-    """Matches the added tokens that documents.TOKENS does not find; None if there are none."""
+    """Matches the special tokens that documents.TOKENS does not find; None if there are none."""
     found = [pattern.fullmatch for pattern in TOKENS]
-    names = [name for name in tokenizer.specials if not any(match(name) for match in found)]
+    special = tokenizer.specials.keys() - tokenizer.ordinary
+    names = [name for name in special if not any(match(name) for match in found)]
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
@@ -264,7 +265,7 @@ def new_encoder(tokenizer: Tokenizer):
     """gigatoken's encoder for a tokenizer; None if it is not installed, or does not support it."""
     if tokenizer.is_for_library:
         return None
-    # Without added tokens: text that spells a special token is encoded as text.
+    # Without added tokens: it is not given texts that spell ordinary ones; special ones are text.
     description = tokenizer.description | {"added_tokens": [], "normalizer": None}
     with contextlib.suppress(Exception):  # it defines no exception types
         import gigatoken
@@ -287,7 +288,8 @@ class FastBPE:
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The token ids of each text, uint32 [tokens]. The texts must have no lone surrogates."""
-        if not self.encoder or not texts or any(map(is_for_tiktoken, texts)):
+        others = map(self.tokenizer.spells_ordinary, texts)
+        if not self.encoder or not texts or any(others) or any(map(is_for_tiktoken, texts)):
             return [self.tokenizer.encode(text) for text in texts]
         found = self.encoder.encode_batch(texts, parallel=False).layout
         ends = found.offsets.data.tolist()

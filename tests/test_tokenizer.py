@@ -229,6 +229,29 @@ def test_a_tokenizer_that_removes_nothing_gives_the_ids_of_tokenizers(pattern):
         Tokenizer(description)
 
 
+def test_an_added_token_that_is_not_special_is_found_in_a_text():
+    """As `tokenizers` does: Qwen3's <think>, and the runs of spaces of Phi-2 and GPT-NeoX."""
+    description = json.loads(BPE.to_json())
+    first = description["added_tokens"][0]
+    names = ["   ", "  ", "<think>", "<|fim|>", "<file>"]
+    for n, name in enumerate(names, start=BPE.vocab_size):
+        special = name == "<file>"
+        added = {"id": n, "content": name, "special": special, "normalized": not special}
+        description["added_tokens"].append(first | added)
+    tokenizer = Tokenizer(description)
+    assert tokenizer.ordinary == {"   ", "  ", "<think>"}
+    assert not tokenizer.same_as(BPE)
+    hf = HFTokenizer.from_str(json.dumps(description))
+    ids_agree(tokenizer, hf, without=[EOT])
+    text = "<think>a\n       b</think>"
+    assert tokenizer.encode(text).tolist() == hf.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    for text in ("<file>", "<|fim|>", EOT):  # of which the rest are letters, next to it too
+        assert tokenizer.encode(text).tolist() == BPE.encode(text).tolist()
+        ids = [*BPE.encode(text), tokenizer.specials["<think>"]]
+        assert tokenizer.encode(f"{text}<think>").tolist() == ids
+
+
 def test_the_length_to_which_another_program_cut_texts_is_not_kept(tmp_path):
     file = str(tmp_path / "tokenizer.json")
     hf = HFTokenizer.from_str(BPE.to_json())

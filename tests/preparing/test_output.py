@@ -34,17 +34,21 @@ def test_the_split_keeps_copies_together_and_does_not_depend_on_their_place(tmp_
     assert 0.15 < len(val) / 200 < 0.45
 
 
-def test_what_spells_an_added_token_of_the_tokenizer_is_counted(tmp_path, tokenizer):
-    """`tokenizers` gives it one id, where the text of a special token and of this stay text."""
+def test_what_spells_a_special_token_of_the_tokenizer_is_counted(tmp_path, tokenizer):
+    """It stays text; an added token that is not special has its id, as in `tokenizers`."""
     theirs = tokenizers.Tokenizer.from_file(str(tokenizer))
-    theirs.add_tokens(["<think>", "covid19"])
+    theirs.add_special_tokens(["<file>", "covid19"])
+    theirs.add_tokens(["<think>"])
     theirs.save(str(tmp_path / "tokenizer.json"))
-    said = {"role": "assistant", "content": "<think>Of covid19."}
+    said = {"role": "assistant", "content": "<think><file>Of covid19."}
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [said]}))
     flags = {"tokenizer": tmp_path / "tokenizer.json", "val_fraction": 0, "out": tmp_path / "out"}
     result = ok(prepare(tmp_path / "a.jsonl", **flags))
-    assert "  added tokens of this tokenizer, as letters: 1 document, 14 bytes; " in result.stdout
-    assert "    'Assistant: <think>Of covid19.\\n\\n'\n" in result.stdout
+    assert "  added tokens of this tokenizer, as letters: 1 document, 13 bytes; " in result.stdout
+    assert "    'Assistant: <think><file>Of covid19.\\n\\n'\n" in result.stdout
+    ids = np.fromfile(tmp_path / "out" / "train.bin", np.uint16).tolist()
+    assert ids.count(theirs.token_to_id("<think>")) == 1
+    assert not {theirs.token_to_id("<file>"), theirs.token_to_id("covid19")} & set(ids)
 
 
 def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
