@@ -63,8 +63,8 @@ def check(tokenizer: Tokenizer) -> str:
         raise CheckpointError("llama.cpp has no tokenizer of characters; export to --out FOLDER")
     if tokenizer.pattern not in PRE:
         raise CheckpointError(
-            f"the tokenizer splits words by {tokenizer.pattern!r}; llama.cpp would encode prompts"
-            " differently, as it lacks this expression; export to --out FOLDER"
+            f"the tokenizer splits words by {tokenizer.pattern!r:.60}, which llama.cpp lacks: it"
+            " would encode prompts differently; export to --out FOLDER"
         )
     return PRE[tokenizer.pattern]
 
