@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import re
+import threading
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,7 @@ GPT2_FILE = Path("data/r50k_base.tiktoken")
 LONG_WORD = 1 << 16  # characters of a word that is encoded whole in a text of a million blanks
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 OTHER = "choose another tokenizer, or train one with prepare_data.py"
+MAKING = threading.Lock()  # Python 3.12 would make one `_library` in each thread, of 150 MB
 # The places at which text may be cut, see safe_cut.
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
 
@@ -274,7 +276,9 @@ class Tokenizer:
     def _encode_by_library(self, text):
         """The ids that `tokenizers` gives a text, of which it leaves out what has no ids."""
         text.encode()  # raises the error of a lone surrogate
-        ids = np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
+        with MAKING:
+            library = self._library
+        ids = np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
         if self.lacking and self.decode_bytes(ids) != text.encode():
             raise self._unknown_byte(text)
         return ids
