@@ -470,7 +470,8 @@ def _word_pattern(description, source):
             return json.dumps(steps, ensure_ascii=False)
     kinds = [str(step.get("type")) for step in steps]
     found = "not plain byte-level BPE without prefix space"
-    if model.get("byte_fallback") or model.get("type") == "Unigram" or "Metaspace" in kinds:
+    falls_back = model.get("byte_fallback") and "ByteLevel" not in kinds
+    if falls_back or model.get("type") == "Unigram" or "Metaspace" in kinds:
         found = "a SentencePiece tokenizer, not byte-level BPE"
     raise TokenizerError(
         f"{source} is {found} (model {model.get('type')}, normalizer {normalizer}, pre-tokenizer"

@@ -353,6 +353,10 @@ def as_tinyllama(values):
             "is a SentencePiece tokenizer, not byte-level BPE (model BPE, normalizer Pre",
         ),
         (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
+        (
+            lambda d: (d["model"].update(byte_fallback=True), d.update(normalizer={"type": "NFD"})),
+            "not plain byte-level BPE",
+        ),
         (lambda d: d.update(pre_tokenizer=None), "pre-tokenizer None"),
         (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer Whitespace"),
         (lambda d: d["pre_tokenizer"].update(add_prefix_space=True), "without prefix space"),
