@@ -4,7 +4,8 @@ One class for every tokenizer here: byte-level BPE trained on one's own text or 
 as GPT-2, Qwen3, Llama 3 and SmolLM2 have it, and plain characters. All are kept as one
 `tokenizer.json` in the format of Hugging Face's `tokenizers`, so any tool of the field reads them.
 `tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster, where text
-is cut into words by one of KNOWN_PATTERNS. Special tokens are never found in a text.
+is cut into words by one of KNOWN_PATTERNS and merged in the order of the ids. Special tokens are
+never found in a text.
 """
 
 import functools
@@ -93,6 +94,7 @@ class Tokenizer:
     kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot, eot_id: the token
     that ends a text, usually <|endoftext|>. specials: the ids of the added tokens, by their text.
     ordinary: those of them that are text like any other; encode() gives none of the rest.
+    is_for_library: whether `tokenizers` encodes all texts, as tiktoken might give other ids.
     """
 
     def __init__(
@@ -133,9 +135,12 @@ class Tokenizer:
         self.lacking = {char: self.vocab_size + n for n, char in enumerate(missing)}
         # True if text is brought to Unicode's NFC first, as Qwen does.
         self.composes = _normalizer(description) is not None
+        self.is_for_library = False
         if self.pattern:
             self.kind = "bpe"
-            _check_merges(model, specials, source)
+            _check_options(model, source)
+            by_ids = _merges_by_ids(model, specials)
+            self.is_for_library = self.pattern not in KNOWN_PATTERNS or not by_ids
             tokens = {token: vocab[token] for token in vocab.keys() - specials.keys()}
             self._vocab = (tokens | self.lacking, specials)
             # Of other expressions it decodes only, and may not understand them.
@@ -212,7 +217,9 @@ class Tokenizer:
             path = path / "tokenizer.json"
         try:
             description = json.loads(path.read_text(encoding="utf-8"))
-            return cls(description, str(path), _eos_in(path.parent))
+            tokenizer = cls(description, str(path), _eos_in(path.parent))
+            tokenizer.encode("")  # here, for what `tokenizers` does not take
+            return tokenizer
         except TokenizerError:
             raise
         except FileNotFoundError:
@@ -241,11 +248,6 @@ class Tokenizer:
         """True if both give every text the same ids, whatever else their files say."""
         mine = (self.ids, self.ordinary, self.pattern, self.composes)
         return mine == (other.ids, other.ordinary, other.pattern, other.composes)
-
-    @property
-    def is_for_library(self) -> bool:
-        """True if `tokenizers` encodes all texts, as tiktoken might give other ids."""
-        return self.kind == "bpe" and self.pattern not in KNOWN_PATTERNS
 
     def spells_ordinary(self, text: str) -> bool:
         """True if a text spells an ordinary added token; then `tokenizers` encodes it."""
@@ -378,27 +380,23 @@ def _byte_pairs(tokens, specials, pattern, source):
     )
 
 
-def _check_merges(model, specials, source):
-    """Raises TokenizerError unless merging by ids, as tiktoken does, is merging by `merges`."""
+def _check_options(model, source):
+    """Raises TokenizerError if merging needs more than the bytes of a word."""
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     used = [f"{name} {model[name]!r}" for name in options if model.get(name)]
     if used:
         raise TokenizerError(f"{source} has {used[0]}, which is not supported here; {OTHER}")
+
+
+def _merges_by_ids(model, specials):
+    """True if merging by ids, as tiktoken does, is merging by `merges`, as `tokenizers` does."""
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     made = ["".join(pair) for pair in pairs]
     expected = {token for token in model["vocab"] if len(token) > 1} - specials.keys()
-    if lacking := sorted(expected - set(made)):
-        raise TokenizerError(
-            f"{source} has no merge for {len(lacking):,} of its tokens, first {lacking[0]!r}: it"
-            f" would give other ids here than the library `tokenizers`; {OTHER}"
-        )
     ids = [model["vocab"].get(token, -1) for token in made]
     # Several merges may make the same token, as in Llama 3's file.
-    if any(second < first for first, second in itertools.pairwise(ids)):
-        raise TokenizerError(
-            f"{source} has merges in another order than the ids of their tokens, and would give"
-            f" other ids here than the library `tokenizers`; {OTHER}"
-        )
+    in_order = all(first <= second for first, second in itertools.pairwise(ids))
+    return in_order and expected <= set(made)
 
 
 def _adds_tokens(post):
