@@ -36,12 +36,16 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 # The same after the step `Digits`, which sets each digit apart: white space before a digit is as at
 # the end of a text.
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-# That of Qwen, of Llama 3 with digits in groups of up to three, and of GPT-4o.
+# That of Qwen, of Llama 3 with digits in groups of up to three, of Qwen 3.5 with combining marks in
+# words, such as the vowel signs of Hindi, and of GPT-4o.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+QWEN35_PATTERN = QWEN2_PATTERN.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(
+    r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}"
+)
 GPT4O_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
@@ -49,7 +53,14 @@ GPT4O_PATTERN = (
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # They match all of a text, and mean the same to tiktoken and to `tokenizers`.
-KNOWN_PATTERNS = {GPT2_PATTERN, DIGITS_PATTERN, QWEN2_PATTERN, LLAMA3_PATTERN, GPT4O_PATTERN}
+KNOWN_PATTERNS = {
+    GPT2_PATTERN,
+    DIGITS_PATTERN,
+    QWEN2_PATTERN,
+    LLAMA3_PATTERN,
+    QWEN35_PATTERN,
+    GPT4O_PATTERN,
+}
 WHOLE = r"[\s\S]+"  # takes a text as one word
 # Steps that cut text into words and leave nothing out.
 CUTTING = {"Split", "Digits", "Punctuation", "ByteLevel"}
@@ -157,13 +168,15 @@ class Tokenizer:
         vocab_size: int,
         fewer: bool = False,
         show_progress: bool = False,
+        pattern: str = GPT2_PATTERN,
     ) -> "Tokenizer":
         """Byte-level BPE from texts: id 0 is <|endoftext|>, the 256 bytes follow, then the merges.
 
-        vocab_size: at least 257. fewer: whether fewer will do. Raises TokenizerError when the texts
-        do not support that many merges, with the largest size that they do.
+        vocab_size: at least 257. fewer: whether fewer will do. pattern: one of KNOWN_PATTERNS.
+        Raises TokenizerError when the texts do not support that many merges, with the largest size
+        that they do.
         """
-        hf = _byte_level(models.BPE())
+        hf = _byte_level(models.BPE(), pattern)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[EOT],
@@ -521,10 +534,14 @@ def _normalizer(description):
     return step.get("type")
 
 
-def _byte_level(model):
-    """A tokenizer of `tokenizers` that reads text as GPT-2 does."""
+def _byte_level(model, pattern=GPT2_PATTERN):
+    """A tokenizer of `tokenizers` that cuts text into words, and reads their bytes."""
     hf = tokenizers.Tokenizer(model)
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern != GPT2_PATTERN:  # which that step has built in
+        words = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        into_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        hf.pre_tokenizer = pre_tokenizers.Sequence([words, into_bytes])
     hf.decoder = decoders.ByteLevel()
     return hf
 

@@ -20,6 +20,7 @@ from tokenizer_bpe import (
     GPT2_PATTERN,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
+    QWEN35_PATTERN,
     Tokenizer,
 )
 
@@ -29,6 +30,7 @@ PRE = {
     DIGITS_PATTERN: "smollm",
     QWEN2_PATTERN: "qwen2",
     LLAMA3_PATTERN: "llama-bpe",
+    QWEN35_PATTERN: "qwen35",
 }
 
 

@@ -21,9 +21,11 @@ from tokenizer_bpe import (
     ALPHABET,
     DIGITS_PATTERN,
     EOT,
+    GPT2_PATTERN,
     GPT4O_PATTERN,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
+    QWEN35_PATTERN,
     Tokenizer,
     TokenizerError,
     safe_cut,
@@ -47,17 +49,20 @@ def test_every_string_comes_back(text):
     assert BPE.decode_bytes(BPE.encode(text)) == text.encode()
 
 
-def test_ids_are_those_of_tokenizers():
-    hf = HFTokenizer.from_str(BPE.to_json())
+@pytest.mark.parametrize("pattern", [GPT2_PATTERN, QWEN35_PATTERN])
+def test_ids_are_those_of_tokenizers(pattern):
+    bpe = Tokenizer.train([prose(), OTHER_SCRIPTS], 700, pattern=pattern)
+    hf = HFTokenizer.from_str(bpe.to_json())
 
     @settings(max_examples=300, deadline=None)
     @given(KNOWN_TEXT.filter(lambda text: EOT not in text))
     def check(text):
-        assert BPE.encode(text).tolist() == hf.encode(text).ids
+        assert bpe.encode(text).tolist() == hf.encode(text).ids
 
     check()
-    assert BPE.encode(prose()).tolist() == hf.encode(prose()).ids
-    assert hf.encode(f"one {EOT} two").ids == [*BPE.encode("one "), 0, *BPE.encode(" two")]
+    assert bpe.pattern == pattern
+    assert bpe.encode(prose()).tolist() == hf.encode(prose()).ids
+    assert hf.encode(f"one {EOT} two").ids == [*bpe.encode("one "), 0, *bpe.encode(" two")]
     assert BPE.eot_id == 0
     assert hf.get_vocab_size() == BPE.vocab_size == 700
 

@@ -125,6 +125,7 @@ def splitting_by(pattern):
 def test_llama_cpp_has_its_own_names_for_expressions():
     assert gguf.check(splitting_by(gguf.QWEN2_PATTERN)) == "qwen2"
     assert gguf.check(splitting_by(gguf.LLAMA3_PATTERN)) == "llama-bpe"
+    assert gguf.check(splitting_by(gguf.QWEN35_PATTERN)) == "qwen35"
 
 
 def test_a_tokenizer_that_llama_cpp_lacks_is_refused():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN
+from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN, QWEN35_PATTERN
 from preparing import PrepareError
 from preparing.encoder import FastBPE, new_encoder
 from tests.conftest import prose, run_script
@@ -40,7 +40,7 @@ def test_gives_the_ids_of_tiktoken(text):
     assert_same(text, "", text[::2])
 
 
-@pytest.mark.parametrize("pattern", [QWEN2_PATTERN, LLAMA3_PATTERN])
+@pytest.mark.parametrize("pattern", [QWEN2_PATTERN, LLAMA3_PATTERN, QWEN35_PATTERN])
 def test_gives_the_ids_of_tiktoken_for_words_of_others(pattern):
     tokenizer = Tokenizer(TOKENIZER.description | {"pre_tokenizer": cut_by(pattern)})
     fast = FastBPE(tokenizer)

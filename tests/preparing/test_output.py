@@ -2,6 +2,7 @@
 
 import json
 import os
+import unicodedata
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ import tokenizers
 from formats.data_folder import read_meta
 from preparing import InputError
 from preparing.arguments import parse
-from preparing.tokenizers import default_vocab_size
+from preparing.tokenizers import default_vocab_size, word_pattern
 from preparing.work_folder import WorkFolder
 from tests.conftest import ROOT, conversations, fails_clearly, prose, write_conversations
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, write
-from tokenizer_bpe import EOT, Tokenizer
+from tokenizer_bpe import EOT, GPT2_PATTERN, QWEN35_PATTERN, Tokenizer
 
 
 def texts_of_splits(folder):
@@ -177,6 +178,19 @@ def test_the_default_vocabulary_follows_from_the_bytes_of_text(tmp_path, format)
         assert default_vocab_size(work.text_size) == 4096
     with WorkFolder(parse([*words, "--gigabytes=0.009"])) as work:
         assert default_vocab_size(work.text_size) == 1024
+
+
+def test_a_vowel_sign_is_a_part_of_its_word(tmp_path):
+    """GPT-2's expression cuts before each, so no token of Hindi had more than two letters."""
+    words = "हिन्दी में लिखते हैं।"
+    (tmp_path / "a.txt").write_text(f"{prose()[:5000]}\n{words * 50}", encoding="utf-8")
+    ok(prepare(tmp_path / "a.txt", vocab_size=400, out=tmp_path / "out"))
+    tokenizer = Tokenizer.load(tmp_path / "out")
+    tokens = [tokenizer.decode([i]) for i in tokenizer.encode(words)]
+    assert tokens == ["हिन्दी", " में", " लिखते", " हैं", "।"]
+    decomposed = unicodedata.normalize("NFD", "ein Café, ein Müller; " * 50)
+    assert word_pattern([decomposed]) == QWEN35_PATTERN
+    assert word_pattern([prose() + "👍🏽 ☺️ naïve"]) == GPT2_PATTERN
 
 
 def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):

@@ -34,6 +34,8 @@ from model import GPT, GPTConfig
 from tests.conftest import (
     LLAMA_CPP,
     fails_clearly,
+    prepare,
+    prose,
     reciting,
     run_code,
     run_script,
@@ -41,17 +43,18 @@ from tests.conftest import (
     write_conversations,
 )
 from tests.formats.conftest import logits_agree
-from tokenizer_bpe import EOT, Tokenizer
+from tokenizer_bpe import EOT, QWEN35_PATTERN, Tokenizer
 from tools import export
 
 PROMPT = "The name of the"
+HINDI = "हिन्दी में लिखते हैं, क्या?\n\n"
 # Each form of model and kind of tokenizer, with a context that holds 100 tokens of text.
 RUNS = {
     "gpt2, tied, no biases": ["--tie_weights=True", "--bias=False"],
     "gpt2": ["--tie_weights=False", "--bias=True"],
     "qwen3, grouped, tied": [],  # its shape is that of grouped_qwen3
     "llama, characters": ["--arch=llama", "--tie_weights=False", "--zero_init=True"],
-    "llama, grouped": ["--arch=llama", "--n_kv_head=1", "--tie_weights=False"],
+    "llama, grouped, words with marks": ["--arch=llama", "--n_kv_head=1", "--tie_weights=False"],
 }
 
 
@@ -94,6 +97,9 @@ def exported(request, tmp_path_factory, char_data, bpe_data):
     data, targets = bpe_data, ["--out", out / "hf", "--gguf", out / "run.gguf"]
     if "characters" in request.param:
         data, targets = char_data, ["--out", out / "hf"]
+    if "marks" in request.param:
+        (folder / "text.txt").write_text(prose() + 300 * HINDI, encoding="utf-8")
+        data = prepare(folder / "text.txt", folder / "data", "--vocab_size", 512)
     more = ["--max_steps=40", "--eval_interval=40", "--block_size=128", *RUNS[request.param]]
     if "qwen3" in request.param:
         more.append(f"--init_from={grouped_qwen3(folder / 'start')}")
@@ -183,13 +189,14 @@ def test_ctranslate2_writes_the_same(exported, tmp_path):
 @pytest.mark.parametrize("exported", [r for r in RUNS if "characters" not in r], indirect=True)
 def test_llama_cpp_writes_the_same(exported):
     _, out, model, tokenizer = exported
-    command = ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", PROMPT, "50"]
+    prompt = HINDI if tokenizer.pattern == QWEN35_PATTERN else PROMPT
+    command = ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout)
-    assert theirs["prompt"] == tokenizer.encode(PROMPT).tolist()
+    assert theirs["prompt"] == tokenizer.encode(prompt).tolist()
     assert theirs["template"] is None
-    ids, text = greedy(model, tokenizer, PROMPT, 50)
+    ids, text = greedy(model, tokenizer, prompt, 50)
     assert theirs["ids"] == ids
     assert theirs["text"] == text
 
