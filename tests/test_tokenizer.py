@@ -63,8 +63,8 @@ def test_ids_are_those_of_tokenizers(pattern):
     assert bpe.pattern == pattern
     assert bpe.encode(prose()).tolist() == hf.encode(prose()).ids
     assert hf.encode(f"one {EOT} two").ids == [*bpe.encode("one "), 0, *bpe.encode(" two")]
-    assert BPE.eot_id == 0
-    assert hf.get_vocab_size() == BPE.vocab_size == 700
+    assert bpe.eot_id == 0
+    assert hf.get_vocab_size() == bpe.vocab_size == 700
 
 
 def test_character_ids_are_those_of_tokenizers():
@@ -154,7 +154,7 @@ def test_a_tokenizer_of_llama_gives_the_ids_of_tokenizers():
     hf = HFTokenizer.from_str(json.dumps(description))
     tokenizer = Tokenizer(description)
     assert (tokenizer.eot, tokenizer.eot_id, tokenizer.vocab_size) == ("<|end_of_text|>", 705, 706)
-    ids_agree(tokenizer, hf, without=["<|begin_of_text|>"])
+    ids_agree(tokenizer, hf, without=tokenizer.specials)  # hypothesis tries words of our files
     for text in ("QzXw", " QzXw", "QzXw 12345 I'LL"):
         assert tokenizer.encode(text).tolist() == hf.encode(text, add_special_tokens=False).ids
     assert tokenizer.encode("QzXw").tolist() == [703]
