@@ -100,7 +100,7 @@ def _add_arguments(parser):
         default="txt",
         help="what standard input holds; default %(default)s",
     )
-    add("--encoding", type=encoding, help="encoding of all text files; default: UTF-8")
+    add("--encoding", type=encoding, help="encoding of the text files that are not UTF-8")
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],

@@ -213,9 +213,9 @@ def _decoded(data, offset, *, chunk, options, report):
             before = data[max(0, at - 20) : at].decode("utf-8", "ignore")
             found = f"a byte at offset {offset + at:,}, counted in UTF-8, after {before!r}"
         raise InputError(
-            f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If all files are"
-            " in another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic), gb18030"
-            " (Chinese), cp932 (Japanese: Shift JIS) or utf-16"
+            f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If files are in"
+            " another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic), cp1256"
+            " (Arabic), gb18030 (Chinese), cp949 (Korean), cp932 (Japanese: Shift JIS) or utf-16"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())

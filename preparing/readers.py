@@ -29,6 +29,8 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# Continuation bytes from which on a valid UTF-8 text is taken for nothing else.
+SURELY_UTF8 = 10
 # The first bytes of compressed files; a zstd file may begin with a skippable frame.
 COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 
@@ -113,9 +115,21 @@ def _look(source, raw, options):
     if source.kind == "parquet":
         return "parquet", None, "" if head.startswith(b"PAR1") else foreign("", head)
     marked = (name for mark, name in MARKS.items() if head.startswith(mark))
-    encoding = next(marked, options.encoding)
+    encoding = next(marked, None if _is_utf8(head) else options.encoding)
     text = codecs.getincrementaldecoder(encoding or "utf-8-sig")("replace").decode(head)
     return json_kind(source.kind, text), encoding, foreign("", head) or binary(head, text)
+
+
+def _is_utf8(head):
+    """True if the first bytes of a file are UTF-8, and hold enough letters for no other encoding.
+
+    Most others would read it without an error, and give letters of their own.
+    """
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return len(head) - len(text) >= SURELY_UTF8
 
 
 # -- lines and documents of bytes

@@ -53,7 +53,7 @@ def test_another_encoding_is_an_error_and_replacing_it_is_reported(files, tokeni
     result = prepare(files / "in/utf-16-be.txt", out=files / "out", **flags)
     fails_clearly(result, "be.txt: it is binary data, not text", "--encoding utf-16-le or")
     result = prepare(files / "in/latin-1.txt", out=files / "out", **flags)
-    advice = "--on_error skip", "If all files are in another encoding", "--encoding cp1252"
+    advice = "--on_error skip", "If files are in another encoding", "--encoding cp1252"
     fails_clearly(result, "latin-1.txt: not UTF-8: byte 0x", *advice)
     for way in ({"on_error": "replace"}, {"clean": True}):
         out = files / next(iter(way))

@@ -276,6 +276,20 @@ def test_files_that_are_no_text_are_named_and_never_read(tmp_path, name, content
         assert read(path, on_error=on_error)[0] == []
 
 
+def test_an_encoding_is_for_the_files_that_are_not_utf_8(tmp_path):
+    for name, words in (
+        ("koi8-r", "Привет, мир; как дела?"),
+        ("cp1256", "مرحبا بالعالم، كيف الحال؟"),
+        ("gb18030", "床前明月光，疑是地上霜。"),
+        ("utf-16-le", "これは日本語の文章です。"),
+    ):
+        for encoding in (name, "utf-8"):
+            (tmp_path / "a.txt").write_bytes(words.encode(encoding))
+            assert read(tmp_path / "a.txt", encoding=name)[0] == [words]
+    (tmp_path / "a.txt").write_bytes("茅\n".encode("gbk"))  # by chance é in UTF-8
+    assert read(tmp_path / "a.txt", encoding="gbk")[0] == ["茅\n"]
+
+
 def test_text_that_begins_almost_as_another_format_is_text(tmp_path):
     """As a line of Shakespeare's has "mustard" where an archive has "ustar"."""
     for text in ("x" * 256 + "mustard, and some bread", "Rar! said the bear", "ARROW1 of five"):
