@@ -6,11 +6,12 @@ tokenizer_bpe.py knows how a tokenizer works.
 import functools
 import itertools
 import math
-import re
 import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+
+import regex  # comes with tiktoken
 
 from command_line import plural, si
 from formats.files import write_text
@@ -32,7 +33,7 @@ COUNTED = 100_000
 # Runs of one kind of character, such as letters, are split after this many for training, whose time
 # grows with the square of a word's length.
 LONG_WORD = 1024
-ONE_KIND = re.compile(r"[^\W\d_]*|\d*|\s*|(?:[^\w\s]|_)*")
+ONE_KIND = regex.compile(r"[\p{L}\p{M}]*|\p{N}*|\s*|[^\s\p{L}\p{N}]*")
 # Remote files for the sample may take this many times its size; a single file may take more.
 FETCHED_SAMPLES = 10
 

@@ -83,7 +83,8 @@ def test_ordinary_text_is_sampled_in_whole_documents():
     for text in (*DOCUMENTS, prose(), "汉字和かな、12 345。" * 900, "", "x" * 1024):
         assert list(without_long_words(text)) == [text]
     for length in (1025, 2047, 2048, 4096, 5000):
-        for word in ("x" * length, "ACGT" * (length // 4), "1" * length, "-_" * (length // 2)):
+        words = ["x" * length, "1" * length, "-_" * (length // 2), "น้ำ" * (length // 3)]
+        for word in (*words, "ACGT" * (length // 4)):
             parts = list(without_long_words(f"A word: {word}."))
             assert "".join(parts) == f"A word: {word}."
             assert max(map(len, parts)) < 2048 + len("A word: .")
