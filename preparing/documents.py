@@ -373,7 +373,8 @@ BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
 OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
-ACCENTS = "\u0300\u0301\u0302\u0303\u0308\u030a\u030c\u0327\u1161"  # the last: a Korean vowel
+# Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.
+ACCENTS = "\u0300\u0301\u0302\u0303\u0306\u0308\u030a\u030c\u0327\u0653\u0654\u1161\u3099"
 CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
 CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
 
