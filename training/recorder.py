@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 from shlex import quote
+from unicodedata import category
 
 from tqdm import tqdm
 
@@ -29,6 +30,7 @@ from training.loggers import Loggers
 from training.run import Run
 
 NEW_TOKENS = 64  # generated per sample prompt
+CONTROLS = {"Cc", "Zl", "Zp"}  # Unicode's categories of what moves the cursor
 QUIET_S = 20  # seconds between lines where there is no progress bar
 tqdm.set_lock(threading.RLock())  # tqdm's own is shared by processes; the end of a run leaks it
 
@@ -316,7 +318,7 @@ def samples(answers: list[dict]) -> str:
     lines = []
     for answer in answers:
         text = (answer["prompt"] + answer["text"]).rstrip().expandtabs(4)
-        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        text = "".join(c if c == "\n" or category(c) not in CONTROLS else "?" for c in text)
         for line in text.split("\n"):
             lines += textwrap.wrap(line, 120, drop_whitespace=False) or [""]
         lines.append("")

@@ -58,6 +58,11 @@ def test_samples_cannot_move_the_cursor():
     assert text.count("\u00e9") == 200
 
 
+def test_samples_show_the_blanks_and_joiners_of_all_scripts():
+    for words in ("\u3000\u3000第一章", "می\u200cروم", "ශ්\u200dරී", "ខ្មែរ\u200bខ្មែរ", "5\u00a0000"):
+        assert samples([{"prompt": words, "text": ""}]) == f"  | {words}"
+
+
 def test_records_that_the_disk_does_not_take_are_written_with_the_next(char_data, tmp_path, capsys):
     recorder = Recorder(small_run(char_data, tmp_path))
     (tmp_path / "log.jsonl").mkdir()
