@@ -13,6 +13,7 @@ learning_rate = 3e-4  # as in finetune.py: docs/results.md
 min_lr = 0.0
 warmup_steps = 20
 epochs = 2
-# The run keeps the best step by validation loss, so overfitting late in the run does no harm.
+# The run keeps the step with the lowest validation loss of those evaluated: overfitting after it
+# does no harm.
 eval_interval = 100
 save_interval = 0

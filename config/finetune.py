@@ -10,6 +10,7 @@ learning_rate = 3e-4  # 1e-4 forgets less; 1e-3 can be too high: docs/fine-tunin
 min_lr = 0.0
 warmup_steps = 20
 epochs = 3
-# The run keeps the best step by validation loss, so overfitting late in the run does no harm.
+# The run keeps the step with the lowest validation loss of those evaluated: overfitting after it
+# does no harm.
 eval_interval = 100
 save_interval = 0
