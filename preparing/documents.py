@@ -23,7 +23,7 @@ import numpy as np
 from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
-from preparing.records import text_of
+from preparing.records import OTHER_ENCODING, SURROGATE, text_of
 from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report quotes per rule
@@ -33,7 +33,6 @@ UNUSABLE = "unusable documents"  # the report's rule for documents that --on_err
 NULL = "records whose text is null"
 # Fields of a message that say whether it counts, for OpenAI, Axolotl, ms-swift and others.
 WEIGHT = ("weight", "train", "loss", "loss_mask", "loss_weight")
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass
@@ -213,9 +212,7 @@ def _decoded(data, offset, *, chunk, options, report):
             before = data[max(0, at - 20) : at].decode("utf-8", "ignore")
             found = f"a byte at offset {offset + at:,}, counted in UTF-8, after {before!r}"
         raise InputError(
-            f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If files are in"
-            " another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic), cp1256"
-            " (Arabic), gb18030 (Chinese), cp949 (Korean), cp932 (Japanese: Shift JIS) or utf-16"
+            f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. {OTHER_ENCODING}"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())

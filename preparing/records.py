@@ -36,6 +36,12 @@ LONE_QUOTE = re.compile(r'(?<=[^\t"\n\\])"(?=[^\t"\r\n])')
 NO_SEPARATOR = "\x1f"  # for a table with one column: a character that no text contains
 SPACES = re.compile(r"\s*")
 ARRAY = re.compile(r"\s*\[\s*[{\]]")  # the beginning of an array of objects
+SURROGATE = re.compile("[\ud800-\udfff]")
+OTHER_ENCODING = (
+    "If files are in another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic),"
+    " cp1256 (Arabic), gb18030 (Chinese), cp949 (Korean), cp932 (Japanese: Shift JIS) or utf-16"
+)
+RENAME = "or rename a question and its answer to question and answer"
 SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # Excel's line that names the separator
 
 
@@ -78,7 +84,7 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
         nested = any(isinstance(value, dict | list) for value in record.values())
         raise InputError(
             f"no field {text_field or TEXT!r}, there is {names}; name the text's field with"
-            " --text_field"
+            f" --text_field, {RENAME}"
             f"{', or make text of it with a command of docs/other-programs.md' * nested}"
         )
     known = {name if text_field else name.lower(): record[name] for name in fields}
@@ -154,10 +160,14 @@ def columns_of(name: str, columns: list[str], options: Options, advice: str = ""
     advice: added to the message.
     """
     wanted = fields_of(columns, options.text_field)
+    if not wanted and SURROGATE.search("".join(columns)):
+        raise InputError(
+            f"{name}: its first line is not {options.encoding or 'UTF-8'}. {OTHER_ENCODING}"
+        )
     if not wanted:
         raise InputError(
             f"{name} has no column {options.text_field or 'text'!r}; it has {shown(columns)}: name"
-            f" one with --text_field{advice}"
+            f" one with --text_field, {RENAME}{advice}"
         )
     for column in wanted:
         if columns.count(column) > 1:

@@ -129,6 +129,12 @@ BAD = [
         b"title,body\na,b\n",
         "a.csv has no column 'text'; it has 'title', 'body': name",
     ),
+    (
+        "a.csv",
+        "问,答\n你好,你好\n".encode("gbk"),
+        "a.csv: its first line is not UTF-8. If files are in another encoding",
+    ),
+    ("a.csv", "问,答\n你好,你好\n".encode(), "'问', '答': name one with --text_field, or rename"),
     ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
     ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value, in row 2"),
     ("a.json", b"[1]\n[2]", "a.json cannot be read as json: text after its array"),
