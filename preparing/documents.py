@@ -254,7 +254,7 @@ CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]"
 )
 # The limits of noise(). The shares are of all characters but white space.
-MIN_CHARS = 20
+MIN_BYTES = 20  # 20 letters of English, or 7 of Chinese
 MAX_CHAR_SHARE = 0.5
 MIN_LETTERS = 0.4
 SAMPLE_CHARS = 500  # characters of a document in which letters and digits are counted
@@ -288,8 +288,8 @@ def noise(text: str) -> str:
 
     Letters and digits are counted among about SAMPLE_CHARS evenly spaced characters.
     """
-    if len(text) < MIN_CHARS:
-        return f"shorter than {MIN_CHARS} characters"
+    if len(text.encode()) < MIN_BYTES:
+        return f"shorter than {MIN_BYTES} bytes"
     too_few_letters = f"fewer than {MIN_LETTERS:.0%} letters and digits"
     stride = max(1, len(text) // SAMPLE_CHARS)
     sample = "".join(text[::stride].split())

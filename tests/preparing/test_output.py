@@ -270,7 +270,7 @@ def test_a_long_document_ends_though_nothing_is_left_of_its_last_part(
 
 def test_cleaning_and_its_report(tmp_path, tokenizer):
     noise = {
-        "shorter than 20 characters": "too short",
+        "shorter than 20 bytes": "too short",
         "one character is more than 50%": "=" * 90 + "heading",
         "fewer than 40% letters and digits": "?!*&%$#@ a" * 10,
     }
@@ -278,12 +278,13 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
         "A long text. " * 20
         + "Cafe\u0301 with a bell \x07 \x1b[1;31mand\x1b[?1m\r\nsome more\ufffd text to keep here"
     )
-    texts = [*DOCUMENTS[:20], *noise.values(), *DOCUMENTS[:5], unclean]
+    haiku = "古池や蛙飛びこむ水の音"
+    texts = [*DOCUMENTS[:20], *noise.values(), *DOCUMENTS[:5], unclean, haiku]
     write(tmp_path / "a.jsonl", "jsonl", texts)
     flags = {"clean": True, "tokenizer": tokenizer, "val_fraction": 0}
     result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
     clean = "A long text. " * 20 + "Café with a bell  and\nsome more text to keep here"
-    assert documents(tmp_path / "out") == [*DOCUMENTS[:20], clean]
+    assert documents(tmp_path / "out") == [*DOCUMENTS[:20], clean, haiku]
     report = json.loads((tmp_path / "out" / "cleaning.json").read_text())
     for rule, example in noise.items():
         found = {"documents": 1, "bytes": len(example), "examples": [example[:100]]}
