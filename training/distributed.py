@@ -135,7 +135,8 @@ def locked(folder: Path):
                 advice = f"{launcher} starts separate runs; torchrun starts the processes of one"
         raise RunError(f"{folder} is being trained by {who}; {advice}") from None
     with contextlib.suppress(OSError):  # on a full disk: whether it has room is seen later
-        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        holder.write_text(name, encoding="utf-8")
     try:
         yield
     finally:
