@@ -23,13 +23,17 @@ from preparing.summary import Progress
 from preparing.work_folder import TEXT_BYTES, WorkFolder
 from tokenizer_bpe import GPT2_PATTERN, QWEN35_PATTERN, Tokenizer
 
+LARGEST_DEFAULT = 32000
 # Default size of a BPE vocabulary: {bytes of text, at most: ids}. With more ids on a small text, a
 # model has few tokens to learn each from, and predicts it worse (docs/experiments.md).
-VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
+VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: LARGEST_DEFAULT}
+# So many ids for each character of those that make up most of a text: Chinese has 800 of them.
+IDS_PER_CHARACTER = 4
+COMMON = 0.99
 # The share of combining marks among the characters from which on they belong to words: Hindi has
-# 0.3, and chats with emoji a few in a thousand. They are counted in so many characters a document.
+# 0.3, and chats with emoji a few in a thousand.
 MANY_MARKS = 0.01
-COUNTED = 100_000
+COUNTED = 100_000  # characters at the beginning of each chunk
 # Runs of one kind of character, such as letters, are split after this many for training, whose time
 # grows with the square of a word's length.
 LONG_WORD = 1024
@@ -75,32 +79,42 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     size = sum(part.size for part in sample)
     described = si(size, "B")
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
-    vocab_size = plan.vocab_size or default_vocab_size(work.text_size)
+    characters = count_characters(sample, plan.options)
     tokenizer = Tokenizer.train(
         texts_of(sample, plan.options),
-        vocab_size,
+        plan.vocab_size or default_vocab_size(work.text_size, characters),
         fewer=not plan.vocab_size,
         show_progress=sys.stderr.isatty(),
-        pattern=word_pattern(texts_of(sample, plan.options)),
+        pattern=word_pattern(characters),
     )
     return tokenizer, f"trained on {described} spread over the text"
 
 
-def word_pattern(texts: Iterable[str]) -> str:
-    """The expression that cuts these texts into words: GPT-2's, or Qwen 3.5's if it suits them.
+def count_characters(chunks: list[Chunk], options: Options) -> Counter:
+    """How often each character occurs in the first COUNTED characters of each chunk."""
+    characters = Counter()
+    for chunk in chunks:
+        characters.update("".join(texts_of([chunk], options))[:COUNTED])
+    return characters
+
+
+def word_pattern(characters: Counter) -> str:
+    """The expression that cuts a text into words: GPT-2's, or Qwen 3.5's if it suits the text.
 
     GPT-2's cuts at each combining mark, and so Hindi at its vowel signs; on other texts it gives
     about as few tokens, and older versions of llama.cpp know it.
     """
-    counts = Counter()
-    for text in texts:
-        counts.update(text[:COUNTED])
-    marks = sum(count for char, count in counts.items() if unicodedata.category(char)[0] == "M")
-    return QWEN35_PATTERN if marks > MANY_MARKS * counts.total() else GPT2_PATTERN
+    marks = sum(n for char, n in characters.items() if unicodedata.category(char)[0] == "M")
+    return QWEN35_PATTERN if marks > MANY_MARKS * characters.total() else GPT2_PATTERN
 
 
-def default_vocab_size(text_bytes: float) -> int:
-    return next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
+def default_vocab_size(text_bytes: float, characters: Counter) -> int:
+    """By the size of the text, or, if it has many different characters, by their number."""
+    by_size = next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
+    found = itertools.accumulate(n for _, n in characters.most_common())
+    common = sum(n < COMMON * characters.total() for n in found)
+    by_characters = 1 << (IDS_PER_CHARACTER * common).bit_length()  # the next power of two
+    return max(by_size, min(by_characters, LARGEST_DEFAULT))
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """The output of prepare_data.py: splits, cleaning, finished folders and --verify."""
 
+import itertools
 import json
 import os
 import unicodedata
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -175,9 +177,22 @@ def test_the_default_vocabulary_follows_from_the_bytes_of_text(tmp_path, format)
     words = [f"{tmp_path}/a.{format}", f"--out={tmp_path}/out"]
     with WorkFolder(parse(words)) as work:
         assert work.text_size == pytest.approx(12e6, rel=0.02)
-        assert default_vocab_size(work.text_size) == 4096
+        assert default_vocab_size(work.text_size, Counter(prose())) == 4096
     with WorkFolder(parse([*words, "--gigabytes=0.009"])) as work:
-        assert default_vocab_size(work.text_size) == 1024
+        assert default_vocab_size(work.text_size, Counter(prose())) == 1024
+
+
+def test_a_text_of_many_characters_has_a_larger_vocabulary(tmp_path):
+    """As Chinese, whose characters are else cut into bytes."""
+    characters = Counter({chr(0x4E00 + n): 1 for n in range(800)})
+    assert default_vocab_size(1e6, characters) == 4096
+    assert default_vocab_size(1e6, characters + Counter("e" * 10**6)) == 1024
+    assert default_vocab_size(1e6, Counter(map(chr, range(0x4E00, 0x9000)))) == 32000
+    text = "".join(itertools.chain(*itertools.permutations(list(characters)[:400], 2)))
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    ok(prepare(tmp_path / "a.txt", out=tmp_path / "out"))
+    assert read_meta(tmp_path / "out").vocab_size == 2048
+    assert default_vocab_size(0, Counter()) == 1024
 
 
 def test_a_vowel_sign_is_a_part_of_its_word(tmp_path):
@@ -189,8 +204,8 @@ def test_a_vowel_sign_is_a_part_of_its_word(tmp_path):
     tokens = [tokenizer.decode([i]) for i in tokenizer.encode(words)]
     assert tokens == ["हिन्दी", " में", " लिखते", " हैं", "।"]
     decomposed = unicodedata.normalize("NFD", "ein Café, ein Müller; " * 50)
-    assert word_pattern([decomposed]) == QWEN35_PATTERN
-    assert word_pattern([prose() + "👍🏽 ☺️ naïve"]) == GPT2_PATTERN
+    assert word_pattern(Counter(decomposed)) == QWEN35_PATTERN
+    assert word_pattern(Counter(prose() + "👍🏽 ☺️ naïve")) == GPT2_PATTERN
 
 
 def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
