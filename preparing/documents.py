@@ -31,6 +31,10 @@ EXAMPLE_CHARS = 100  # characters quoted from each
 EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
 UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
 NULL = "records whose text is null"
+# The most bytes that --on_error replace replaces, and the share of the text to add to them: text
+# with more is in another encoding.
+FEW_BROKEN = 10
+MOST_BROKEN = 0.3
 # Fields of a message that say whether it counts, for OpenAI, Axolotl, ms-swift and others.
 WEIGHT = ("weight", "train", "loss", "loss_mask", "loss_weight")
 
@@ -199,25 +203,28 @@ def _split(data, report):
 def _decoded(data, offset, *, chunk, options, report):
     """Decode UTF-8 that begins at byte `offset`.
 
-    Where it is broken, raises InputError, or replaces it and reports it (--on_error replace).
+    Where it is broken, raises InputError, or replaces it and reports it (--on_error replace) unless
+    that would leave little of it.
     """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         at = error.start
     what = f"not {chunk.encoding or 'UTF-8'}"
-    if options.on_error != "replace":
+    size = len(data) - len(data.decode("utf-8", "ignore").encode())
+    is_other = size > FEW_BROKEN + MOST_BROKEN * len(data)
+    if options.on_error != "replace" or is_other:
         found = f"byte 0x{data[at]:02x} at offset {offset + at:,}"
         if chunk.encoding:  # the reader has replaced the byte
             before = data[max(0, at - 20) : at].decode("utf-8", "ignore")
             found = f"a byte at offset {offset + at:,}, counted in UTF-8, after {before!r}"
-        raise InputError(
-            f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. {OTHER_ENCODING}"
-        )
+        problem = f"{what}: {found}; --on_error replace turns such bytes into U+FFFD"
+        if is_other:
+            problem = f"{size / len(data):.0%} of its bytes are {what}"
+        raise InputError(f"{problem}. {OTHER_ENCODING}")
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())
     shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
-    size = len(data) - len(data.decode("utf-8", "ignore").encode())
     example = f"{Path(chunk.path).name}: {shown}"
     report.add(f"{what}: taken with U+FFFD", int(not chunk.start.inside), size, [example])
     return text

@@ -64,6 +64,20 @@ def test_another_encoding_is_an_error_and_replacing_it_is_reported(files, tokeni
         assert report[rule]["examples"][0] == f"latin-1.txt: {example}"
 
 
+@pytest.mark.parametrize("encoding", ["gb18030", "cp1251", "cp932", "cp949"])
+def test_text_in_another_encoding_is_never_taken_for_broken_utf_8(tmp_path, encoding):
+    """As GBK whose invalid bytes are dropped gives other letters, and cp1251 only the blanks."""
+    words = {"gb18030": SCRIPTS[1], "cp932": SCRIPTS[0], "cp949": SCRIPTS[2]}
+    data = words.get(encoding, SCRIPTS[5]).encode(encoding) * 9
+    for options in ({"on_error": "replace"}, {"on_error": "replace", "clean": True}):
+        found, report = read(tmp_path / "a.txt", data, **options)
+        assert found == []
+        (example,) = report["unusable documents"]["examples"]
+        assert "of its bytes are not UTF-8. If files are in another encoding" in example
+    (tmp_path / "a.csv").write_bytes(b"text\n" + data + b"\n")
+    assert read(tmp_path / "a.csv", **options)[0] == []
+
+
 def test_a_named_encoding_gives_what_utf_8_gives(files, tokenizer):
     flags = {"tokenizer": tokenizer, "val_fraction": 0}
     ok(prepare(files / "plain.txt", out=files / "plain", **flags))
