@@ -292,20 +292,11 @@ class Tokenizer:
         """The ids that `tokenizers` gives a text, of which it leaves out what has no ids."""
         text.encode()  # raises the error of a lone surrogate
         with MAKING:
-            library = self._library
+            library = _library(self)
         ids = np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
         if self.lacking and self.decode_bytes(ids) != text.encode():
             raise self._unknown_byte(text)
         return ids
-
-    @functools.cached_property
-    def _library(self):
-        """The same tokenizer of `tokenizers`; it finds no added tokens but the ordinary ones."""
-        added = self.description["added_tokens"]
-        added = [token | {"special": token["content"] not in self.ordinary} for token in added]
-        hf = tokenizers.Tokenizer.from_str(json.dumps(self.description | {"added_tokens": added}))
-        hf.encode_special_tokens = True
-        return hf
 
     def _unknown_byte(self, text):
         """The TokenizerError for the first character of a text that has a byte of `lacking`."""
@@ -391,6 +382,19 @@ def _byte_pairs(tokens, specials, pattern, source):
     return tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=specials
     )
+
+
+@functools.cache  # no attribute: a pickled one, as Ray sends it, would find special tokens
+def _library(tokenizer):
+    """The same tokenizer of `tokenizers`; it finds no added tokens but the ordinary ones."""
+    description = tokenizer.description
+    added = [
+        token | {"special": token["content"] not in tokenizer.ordinary}
+        for token in description["added_tokens"]
+    ]
+    hf = tokenizers.Tokenizer.from_str(json.dumps(description | {"added_tokens": added}))
+    hf.encode_special_tokens = True
+    return hf
 
 
 def _check_options(model, source):

@@ -6,6 +6,7 @@ What is read from files is checked.
 import base64
 import hashlib
 import json
+import pickle
 import re
 
 import pytest
@@ -215,6 +216,8 @@ def test_a_tokenizer_with_other_steps_gives_the_ids_of_tokenizers(steps):
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert Tokenizer(json.loads(tokenizer.to_json())).same_as(tokenizer)
     assert not tokenizer.same_as(BPE)
+    sent = pickle.loads(pickle.dumps(tokenizer))  # as to the processes of Ray
+    assert sent.encode(text).tolist() == tokenizer.encode(text).tolist()
     with pytest.raises(TokenizerError, match="lone surrogate at character 2"):
         tokenizer.encode("a \ud800")
     del description["model"]["vocab"]["!"]
