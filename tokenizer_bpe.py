@@ -132,7 +132,7 @@ class Tokenizer:
         added = description["added_tokens"]
         names = {token["content"] for token in added if not token.get("special", True)}
         self.ordinary = {name for name in names if not CONTROL.fullmatch(name)} - {self.eot}
-        self._spelled = re.compile("|".join(map(re.escape, sorted(self.ordinary))) or r"(?!)")
+        self._spelled = re.compile("|".join(map(re.escape, sorted(self.ordinary))))
         if self.eot not in END_NAMES:  # `tokenizers` reads over it
             description = description | {"model": model | {"end_of_text": self.eot}}
         if _adds_tokens(description.get("post_processor") or {}):
@@ -264,7 +264,7 @@ class Tokenizer:
 
     def spells_ordinary(self, text: str) -> bool:
         """True if a text spells an ordinary added token; then `tokenizers` encodes it."""
-        return bool(self._spelled.search(text))
+        return bool(self.ordinary and self._spelled.search(text))
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
