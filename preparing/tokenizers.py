@@ -33,7 +33,7 @@ COMMON = 0.99
 # The share of combining marks among the characters from which on they belong to words: Hindi has
 # 0.3, and chats with emoji a few in a thousand.
 MANY_MARKS = 0.01
-COUNTED = 100_000  # characters at the beginning of each chunk
+COUNTED = 100_000  # of the characters of each chunk, evenly spaced
 # Runs of one kind of character, such as letters, are split after this many for training, whose time
 # grows with the square of a word's length.
 LONG_WORD = 1024
@@ -91,10 +91,11 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
 
 
 def count_characters(chunks: list[Chunk], options: Options) -> Counter:
-    """How often each character occurs in the first COUNTED characters of each chunk."""
+    """How often each character occurs among about COUNTED characters of each chunk."""
     characters = Counter()
     for chunk in chunks:
-        characters.update("".join(texts_of([chunk], options))[:COUNTED])
+        text = "".join(texts_of([chunk], options))
+        characters.update(text[:: max(1, len(text) // COUNTED)])
     return characters
 
 

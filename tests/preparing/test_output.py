@@ -198,7 +198,7 @@ def test_a_text_of_many_characters_has_a_larger_vocabulary(tmp_path):
 def test_a_vowel_sign_is_a_part_of_its_word(tmp_path):
     """GPT-2's expression cuts before each, so no token of Hindi had more than two letters."""
     words = "हिन्दी में लिखते हैं।"
-    (tmp_path / "a.txt").write_text(f"{prose()[:5000]}\n{words * 50}", encoding="utf-8")
+    (tmp_path / "a.txt").write_text(f"{prose()[:150_000]}\n{words * 1000}", encoding="utf-8")
     ok(prepare(tmp_path / "a.txt", vocab_size=400, out=tmp_path / "out"))
     tokenizer = Tokenizer.load(tmp_path / "out")
     tokens = [tokenizer.decode([i]) for i in tokenizer.encode(words)]
