@@ -231,7 +231,7 @@ class Tokenizer:
         try:
             description = json.loads(path.read_text(encoding="utf-8"))
             tokenizer = cls(description, str(path), _eos_in(path.parent))
-            tokenizer.encode("")  # here, for what `tokenizers` does not take
+            tokenizer.encode("")  # raises the errors of `tokenizers` here, if it encodes all texts
             return tokenizer
         except TokenizerError:
             raise

@@ -29,7 +29,7 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Continuation bytes from which on a valid UTF-8 text is taken for nothing else.
+# A text that is valid UTF-8, with this many continuation bytes, is not taken for another encoding.
 SURELY_UTF8 = 10
 # The first bytes of compressed files; a zstd file may begin with a skippable frame.
 COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
@@ -121,9 +121,9 @@ def _look(source, raw, options):
 
 
 def _is_utf8(head):
-    """True if the first bytes of a file are UTF-8, and hold enough letters for no other encoding.
+    """True if the first bytes of a file are UTF-8, and have too many letters for that by chance.
 
-    Most others would read it without an error, and give letters of their own.
+    Most other encodings would read them without an error, as other letters.
     """
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)

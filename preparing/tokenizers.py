@@ -27,11 +27,12 @@ LARGEST_DEFAULT = 32000
 # Default size of a BPE vocabulary: {bytes of text, at most: ids}. With more ids on a small text, a
 # model has few tokens to learn each from, and predicts it worse (docs/experiments.md).
 VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: LARGEST_DEFAULT}
-# So many ids for each character of those that make up most of a text: Chinese has 800 of them.
+# A text gets at least this many ids for each of the characters that make up this share of it;
+# Chinese has 800 of them.
 IDS_PER_CHARACTER = 4
 COMMON = 0.99
-# The share of combining marks among the characters from which on they belong to words: Hindi has
-# 0.3, and chats with emoji a few in a thousand.
+# Combining marks belong to words in a text with a larger share of them: Hindi has 0.3, and Japanese
+# help pages 0.002, after their symbols.
 MANY_MARKS = 0.01
 COUNTED = 100_000  # of the characters of each chunk, evenly spaced
 # Runs of one kind of character, such as letters, are split after this many for training, whose time
