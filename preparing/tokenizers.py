@@ -28,9 +28,11 @@ LARGEST_DEFAULT = 32000
 # model has few tokens to learn each from, and predicts it worse (docs/experiments.md).
 VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: LARGEST_DEFAULT}
 # A text gets at least this many ids for each of the characters that make up this share of it;
-# Chinese has 800 of them.
+# Chinese help pages have 800 of them, and a mixed text 3,000.
 IDS_PER_CHARACTER = 4
 COMMON = 0.99
+# But not more than this many times the ids for its size: 300 kB of Chinese would get 16,384.
+MOST_MORE = 4
 # Combining marks belong to words in a text with a larger share of them: Hindi has 0.3, and Japanese
 # help pages 0.002, after their symbols.
 MANY_MARKS = 0.01
@@ -111,12 +113,12 @@ def word_pattern(characters: Counter) -> str:
 
 
 def default_vocab_size(text_bytes: float, characters: Counter) -> int:
-    """By the size of the text, or, if it has many different characters, by their number."""
+    """By the size of the text; if it has many different characters, up to MOST_MORE times that."""
     by_size = next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
     found = itertools.accumulate(n for _, n in characters.most_common())
     common = sum(n < COMMON * characters.total() for n in found)
     by_characters = 1 << (IDS_PER_CHARACTER * common).bit_length()  # the next power of two
-    return max(by_size, min(by_characters, LARGEST_DEFAULT))
+    return max(by_size, min(by_characters, MOST_MORE * by_size, LARGEST_DEFAULT))
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
