@@ -52,7 +52,7 @@ VAL_FRACTION = 0.1  # default share of the text that is held out for validation
 VAL_BYTES = 20_000_000  # roughly the most that is held out by default
 TEXT_BYTES = "text_bytes"  # the setting that records the estimated bytes of text in the input
 SAMPLES = 16  # MB of input on which that estimate is based
-PLAN_FORMAT = 3  # version of plan.json and of the files that it describes
+PLAN_FORMAT = 4  # version of plan.json and of the files that it describes
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # The files of a finished dataset, in the order in which they move to their place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
