@@ -115,7 +115,8 @@ def _look(source, raw, options):
     if source.kind == "parquet":
         return "parquet", None, "" if head.startswith(b"PAR1") else foreign("", head)
     marked = (name for mark, name in MARKS.items() if head.startswith(mark))
-    encoding = next(marked, None if _is_utf8(head) else options.encoding)
+    named = None if options.encoding and _is_utf8(head) else options.encoding
+    encoding = next(marked, named)
     text = codecs.getincrementaldecoder(encoding or "utf-8-sig")("replace").decode(head)
     return json_kind(source.kind, text), encoding, foreign("", head) or binary(head, text)
 
