@@ -13,7 +13,7 @@ tie_weights = False
 zero_init = True
 induction_init = True
 optimizer = "muon"
-batch_size = 8  # x 512 = 4,096 tokens per step
+batch_size = 8  # x 512 = 4,096 tokens per step; 4 is better for a few minutes without bfloat16
 learning_rate = 4e-3
 embedding_lr = 0.2
 muon_lr = 0.03
