@@ -58,6 +58,11 @@ RUNS = {
 }
 
 
+def prompt_for(tokenizer):
+    """A prompt in the words of the text that the tokenizer was trained on."""
+    return HINDI if tokenizer.pattern == QWEN35_PATTERN else PROMPT
+
+
 def greedy(model, tokenizer, prompt, count):
     """Our own greedy continuation: ids up to the end of the text, and the text."""
     ids = tokenizer.encode(prompt).tolist()
@@ -113,14 +118,15 @@ def exported(request, tmp_path_factory, char_data, bpe_data):
 
 def test_transformers_computes_the_same_and_writes_the_same(exported):
     _, out, model, tokenizer = exported
+    prompt = prompt_for(tokenizer)
     hf = AutoModelForCausalLM.from_pretrained(out / "hf")
     assert hf.config.tie_word_embeddings == model.config.tie_weights
     logits_agree(model, hf.eval(), tokenizer.vocab_size)
     write = pipeline("text-generation", model=str(out / "hf"))
-    text = write(PROMPT, do_sample=False, max_new_tokens=100)[0]["generated_text"]
-    assert text == PROMPT + greedy(model, tokenizer, PROMPT, 100)[1]
+    text = write(prompt, do_sample=False, max_new_tokens=100)[0]["generated_text"]
+    assert text == prompt + greedy(model, tokenizer, prompt, 100)[1]
     # Its own settings stay within the context, however long a prompt is.
-    assert write(PROMPT)[0]["generated_text"].startswith(PROMPT)
+    assert write(prompt)[0]["generated_text"].startswith(prompt)
     context = model.config.block_size
     assert hf.generate(torch.ones(1, context - 3, dtype=torch.int64)).size(1) <= context
 
@@ -176,11 +182,12 @@ def test_the_card_of_a_run_from_weights_names_them(tmp_path):
 def test_ctranslate2_writes_the_same(exported, tmp_path):
     _, out, model, tokenizer = exported
     TransformersConverter(str(out / "hf")).convert(str(tmp_path / "ct2"))
-    ids = tokenizer.encode(PROMPT).tolist()
+    prompt = prompt_for(tokenizer)
+    ids = tokenizer.encode(prompt).tolist()
     tokens = AutoTokenizer.from_pretrained(out / "hf").convert_ids_to_tokens(ids)
     generator = ctranslate2.Generator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
     (written,) = generator.generate_batch([tokens], max_length=50, include_prompt_in_result=False)
-    assert written.sequences_ids[0] == greedy(model, tokenizer, PROMPT, 50)[0]
+    assert written.sequences_ids[0] == greedy(model, tokenizer, prompt, 50)[0]
 
 
 @pytest.mark.skipif(
@@ -189,7 +196,7 @@ def test_ctranslate2_writes_the_same(exported, tmp_path):
 @pytest.mark.parametrize("exported", [r for r in RUNS if "characters" not in r], indirect=True)
 def test_llama_cpp_writes_the_same(exported):
     _, out, model, tokenizer = exported
-    prompt = HINDI if tokenizer.pattern == QWEN35_PATTERN else PROMPT
+    prompt = prompt_for(tokenizer)
     command = ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
