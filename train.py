@@ -29,7 +29,7 @@ from config import Config, ConfigError
 from formats import files, run_folder
 from model import IGNORE
 from training import distributed
-from training.distributed import StopFlag, locked
+from training.distributed import StopFlag, locked, signals_restored
 from training.fit import fit
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
 from training.plan import banner, check_disk, plan
@@ -41,6 +41,7 @@ from training.setup import build
 from training.step import evaluate, forward_backward, seed_dropout, unsaved_if_it_fails
 
 
+@signals_restored()
 def train(config: Config) -> int:
     """A whole run, from its settings to the last checkpoint. Returns the exit status."""
     check_batch(config)

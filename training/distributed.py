@@ -35,8 +35,10 @@ WAIT_S = 10  # seconds until a process prints what it is waiting for
 PATIENCE = timedelta(hours=3)
 # {launcher that does not join its processes: its variable with their number}.
 UNJOINED = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
-# SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU: the soft limit of CPU time, as in ulimit -St.
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU")  # end a run with a save
+# They end a run with a save; Windows has the first two. SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU:
+# the soft limit of CPU time, as in ulimit -St.
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU")
+SIGNALS = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
 
 # Only init() and join() set these.
 rank = 0  # of this process among all
@@ -69,10 +71,12 @@ def init() -> None:
     waiting = f"waiting for {world_size} processes at {address} (MASTER_ADDR, MASTER_PORT) ..."
     reminder = threading.Timer(WAIT_S, print, [waiting], {"file": sys.stderr})
     reminder.start()
-    # The wait is in C++, where Python's signal handlers do not run.
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        join()
+        with signals_restored():
+            # The wait is in C++, where Python's signal handlers do not run.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            join()
     except (RuntimeError, ValueError) as error:
         raise RunError(
             f"the {world_size} processes of this run do not reach each other at {address}:"
@@ -80,8 +84,6 @@ def init() -> None:
         ) from None
     finally:
         reminder.cancel()
-        for n, handler in handlers.items():
-            signal.signal(n, handler)
 
 
 def read_number(name: str, low: int, high: int = 10**6, default: str | None = None) -> int:
@@ -216,6 +218,17 @@ def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
 # -- signals ---------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def signals_restored():
+    """Give SIGNALS back to the handlers before, as a notebook or a search goes on after a run."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 class StopFlag:
     """Records the signals that this process receives after its construction.
 
@@ -224,9 +237,8 @@ class StopFlag:
 
     def __init__(self):
         self.signum = 0
-        for name in SIGNALS:
-            number = getattr(signal, name, None)  # Windows has the first two
-            if number and signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets SIGHUP
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets SIGHUP
                 signal.signal(number, self.set)
 
     def set(self, signum, frame):

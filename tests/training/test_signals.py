@@ -5,7 +5,15 @@ import signal
 import textwrap
 
 from formats import run_folder
-from tests.conftest import fails_clearly, losses, run_code, train_small, trained, wait_until
+from tests.conftest import (
+    fails_clearly,
+    losses,
+    run_code,
+    train_command,
+    train_small,
+    trained,
+    wait_until,
+)
 from tests.torture import torture
 from tests.training.conftest import start
 
@@ -63,6 +71,22 @@ def test_a_second_ctrl_c_leaves_at_once():
     assert result.returncode == 130
     assert result.stdout == "2\n"
     assert "exited immediately; the last checkpoint is intact" in result.stderr
+
+
+def test_after_a_run_in_python_ctrl_c_is_what_it_was(char_data, tmp_path):
+    """As in a notebook, which a second one would have ended without its variables."""
+    code = """
+        import signal, sys, config
+        from train import train
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        status = train(config.load(sys.argv[1:]))
+        assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        sys.exit(status)
+    """
+    command = train_command(char_data, tmp_path, "--max_steps=2", "--eval_interval=0")
+    result = run_code(textwrap.dedent(code), *command[1:])
+    assert result.returncode == 0, result.stderr
 
 
 def test_nohup_is_respected(char_data, tmp_path):
