@@ -12,6 +12,8 @@ import startup
 
 if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
+else:
+    startup.tune_environment()
 
 import contextlib
 import gc

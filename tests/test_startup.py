@@ -88,6 +88,13 @@ def test_what_the_user_has_set_stays(monkeypatch, given, name, value):
     assert run_script("-c", code).stdout == f"{value}\n"
 
 
+def test_a_run_in_python_has_the_environment_of_the_scripts(monkeypatch):
+    """As a search has, whose compiled steps could be garbage on a CPU with AMX."""
+    monkeypatch.delenv("TORCHINDUCTOR_VEC_ISA_OK")
+    code = "import os, train; print(os.environ.get('TORCHINDUCTOR_VEC_ISA_OK'))"
+    assert run_script("-c", code).stdout == "1\n"
+
+
 @pytest.mark.skipif(startup.NVIDIA_DRIVER.exists(), reason="this machine has NVIDIA's driver")
 def test_the_allocator_is_pytorchs_where_another_driver_may_lack_its_segments(monkeypatch):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
