@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from command_line import UserError, our_file
-from formats.files import few, fingerprint, write_json
+from formats.files import few, fingerprint, write_checked
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
@@ -101,7 +101,7 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
         for name, split in meta.splits.items()
     }
     values = _without_none(vars(meta).items()) | {"splits": splits}
-    write_json(Path(folder) / "meta.json", values | {"sha256": fingerprint(values)})
+    write_checked(Path(folder) / "meta.json", values)
 
 
 def _without_none(fields):

@@ -126,10 +126,15 @@ def read_json(path: Path) -> dict:
         return {}
 
 
+def write_checked(path: Path, value: dict) -> None:
+    """As write_json, with the checksum of the values as "sha256", which is not one of them."""
+    write_json(path, value | {"sha256": fingerprint(value)})
+
+
 def read_checked(path: Path) -> dict:
-    """As read_json, for an object that holds its own `checksum`; {} if that is wrong."""
+    """The values that write_checked wrote; {} if the file is missing or damaged."""
     values = read_json(path)
-    checksum = values.pop("checksum", None)
+    checksum = values.pop("sha256", None)
     return values if checksum == fingerprint(values) else {}
 
 

@@ -25,9 +25,11 @@ from formats.files import (
     few,
     fingerprint,
     is_foreign,
+    read_checked,
     read_json,
     read_text,
     sha256,
+    write_checked,
     write_json,
     write_text,
 )
@@ -79,7 +81,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         saved = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         content = {"format": FORMAT, "saved": saved} | state | {"files": files}
-        write_json(partial / "state.json", content | {"sha256": fingerprint(content)})
+        write_checked(partial / "state.json", content)
     return final
 
 
@@ -245,13 +247,7 @@ def read_best(run: Path) -> dict | None:
 
     None if the file is missing or damaged.
     """
-    values = read_json(run / "best.json")
-    checksum = values.pop("sha256", None)
-    match values:
-        case {"step": int(), "val_loss": float()}:
-            if checksum in (None, fingerprint(values)):  # older runs have none
-                return values
-    return None
+    return read_checked(run / "best.json") or None
 
 
 def best_of(run: Path) -> int | None:
@@ -266,7 +262,7 @@ def write_best(run: Path, step: int | None, val_loss: float | None) -> None:
     if step is None:
         (run / "best.json").unlink(missing_ok=True)
     elif best != read_best(run):
-        write_json(run / "best.json", best | {"sha256": fingerprint(best)})
+        write_checked(run / "best.json", best)
 
 
 def set_aside(run: Path, step: int) -> None:

@@ -316,7 +316,7 @@ class WorkFolder:
     def _write_plan(self, plan):
         with self.writing_plan:
             # On one line: indented, 50,000 files take Python's encoder a second.
-            text = json.dumps(plan | {"checksum": fingerprint(plan)}, ensure_ascii=False)
+            text = json.dumps(plan | {"sha256": fingerprint(plan)}, ensure_ascii=False)
             write_text(self.path / "plan.json", text)
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:

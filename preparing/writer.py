@@ -16,7 +16,7 @@ import numpy as np
 
 from command_line import plural
 from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
-from formats.files import fingerprint, read_checked, sha256, write_json
+from formats.files import read_checked, sha256, write_checked
 from preparing import PrepareError
 from preparing.chunks import CHUNK_BYTES, Position
 from preparing.documents import CleaningReport, Seen
@@ -218,7 +218,7 @@ class TokenWriter:
             tokens = saved["tokens"][name] if saved else 0
             marked = self.long["first"] if self.long and name == "train" else 0
             split = SplitWriter(work.path, name, tokenizer, tokens, marked)
-            if saved and split.digest.hexdigest() != saved["sha256"][name]:
+            if saved and split.digest.hexdigest() != saved["digests"][name]:
                 raise PrepareError(
                     f"{work.path / name}.bin is not what it was when the work stopped: delete"
                     f" {work.path} and start again"
@@ -346,7 +346,7 @@ class TokenWriter:
         values = {
             "position": dataclasses.asdict(self.position),
             "tokens": {name: split.tokens for name, split in self.splits.items()},
-            "sha256": {name: split.digest.hexdigest() for name, split in self.splits.items()},
+            "digests": {name: split.digest.hexdigest() for name, split in self.splits.items()},
             "text_bytes": self.text_bytes,
             "report": dataclasses.asdict(self.report),
             "seen": self.seen.save() if self.seen else 0,
@@ -354,7 +354,7 @@ class TokenWriter:
             "ends": self.ends,
             "split": self.split_by,
         }
-        write_json(self.work.journal, values | {"checksum": fingerprint(values)})
+        write_checked(self.work.journal, values)
 
     def finish(self) -> dict[str, Split]:
         """Make sure that both splits hold text, close their files, and describe them."""

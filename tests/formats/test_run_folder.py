@@ -81,7 +81,7 @@ def test_a_crash_while_a_step_is_replaced_leaves_no_half_of_it(tmp_path, monkeyp
 def test_the_last_and_the_best_are_kept(tmp_path):
     for step in (1, 2, 3, 4, 5):
         save(tmp_path, step)
-    files.write_json(tmp_path / "best.json", {"step": 2, "val_loss": 1.0})
+    run_folder.write_best(tmp_path, 2, 1.0)
     (tmp_path / "step_00000003 (copy)").mkdir()  # which is the user's
     run_folder.rotate(tmp_path, 2, best=2)
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 4, 5]
@@ -180,7 +180,7 @@ def test_a_log_keeps_every_character_of_a_sample(tmp_path):
     ],
 )
 def test_a_best_json_that_is_damaged_counts_as_none(tmp_path, content):
-    files.write_json(tmp_path / "best.json", {"step": 3, "val_loss": 1.5})
+    run_folder.write_best(tmp_path, 3, 1.5)
     assert run_folder.best_of(tmp_path) == 3
     (tmp_path / "best.json").write_text(content)
     assert run_folder.best_of(tmp_path) is None

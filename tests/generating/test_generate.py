@@ -114,7 +114,7 @@ def test_a_run_means_its_best_step_at_an_address_too(tmp_path, capsys, monkeypat
     reciting(run, "The newest.", step=2)
     for address in (run, run.as_uri()):
         assert continuation(address, capsys)[0] == " newest."  # it was never evaluated
-    files.write_json(run / "best.json", {"step": 1, "val_loss": 0.5})
+    run_folder.write_best(run, 1, 0.5)
     for address in (run, run.as_uri()):
         assert continuation(address, capsys)[0] == " best."
     assert "validation loss 0.5000" in summary(run, capsys)

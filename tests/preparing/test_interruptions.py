@@ -13,7 +13,7 @@ import pytest
 
 import prepare_data
 from formats.data_folder import read_meta
-from formats.files import read_text, write_json
+from formats.files import read_text, write_checked
 from preparing import writer
 from preparing.arguments import parse
 from preparing.chunks import Position
@@ -144,11 +144,11 @@ def test_the_summary_does_not_tell_where_a_run_was_stopped(
         """The summary of a run; "" where it stops after the first record of its own."""
 
         def write_and_stop(path, values):
-            write_json(path, values)
+            write_checked(path, values)
             if stop:
                 raise stop
 
-        monkeypatch.setattr(writer, "write_json", write_and_stop)
+        monkeypatch.setattr(writer, "write_checked", write_and_stop)
         words = [tmp_path / "a.jsonl", tmp_path / "b.txt", "--tokenizer", "char", "--clean"]
         with contextlib.suppress(KeyboardInterrupt):
             prepare_data.prepare(parse([*map(str, words), "--out", str(out)]))
@@ -334,10 +334,10 @@ def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkey
             for name, size in (sizes | {"hashes.bin": 8 * values["seen"]}).items():
                 assert on_disk.get((path.parent / name).stat().st_ino, 0) >= size, name
             counted.append(values["text_bytes"])
-        write_json(path, values)
+        write_checked(path, values)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(writer, "write_json", written)
+    monkeypatch.setattr(writer, "write_checked", written)
     monkeypatch.setattr(writer, "SAVE_SECONDS", 0)
     words = [tmp_path / "a.jsonl", "--tokenizer", tokenizer, "--dedupe", "--out", tmp_path / "out"]
     prepare_data.prepare(parse([str(word) for word in words]))

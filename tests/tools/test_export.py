@@ -21,7 +21,7 @@ from transformers import (
     pipeline,
 )
 
-from formats import files, pretrained, run_folder
+from formats import pretrained, run_folder
 from formats.conversation import PLAIN
 from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
@@ -142,7 +142,7 @@ def test_the_card_says_what_the_model_is(exported):
 def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
     run = reciting(tmp_path / "run", "The quick, brown!", step=400)
     reciting(run, "A newer one.", step=500)
-    files.write_json(run / "best.json", {"step": 400, "val_loss": 2.0})
+    run_folder.write_best(run, 400, 2.0)
     losses = [(300, 3.0, 1.125), (400, 2.0, 0.75), (500, 4.0, 1.5)]
     log = [{"step": s, "val_loss": loss, "bits_per_byte": bits} for s, loss, bits in losses]
     run_folder.write_log(run, log)

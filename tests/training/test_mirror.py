@@ -12,7 +12,7 @@ import torch
 
 import training.saver
 from config import Config
-from formats import address, files, run_folder
+from formats import address, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.pretrained import resolve
@@ -87,7 +87,7 @@ def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
     for step in (1, 2, 3, 4, 5):
         save(run, step)
         if step == 2:
-            files.write_json(run / "best.json", {"step": 2, "val_loss": 0.5})
+            run_folder.write_best(run, 2, 0.5)
         run_folder.rotate(run, 2, best=2)
         mirror = upload(run, place)
     assert list(mirror.steps()) == mirror.whole() == [2, 4, 5]
@@ -319,7 +319,7 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(char_data, tmp_path
 def test_a_run_that_was_fetched_is_not_fetched_again(tmp_path, store, monkeypatch, capsys):
     where = f"s3://bucket/{tmp_path.name}"
     save(tmp_path / "run", 1, 2)
-    files.write_json(tmp_path / "run/best.json", {"step": 1, "val_loss": 0.5})
+    run_folder.write_best(tmp_path / "run", 1, 0.5)
     upload(tmp_path / "run", where)
     monkeypatch.chdir(tmp_path)
     copy = resolve(f"{where}/run")
@@ -332,7 +332,7 @@ def test_a_run_that_was_fetched_is_not_fetched_again(tmp_path, store, monkeypatc
     steps = [copy]
     for step in (2, 3):
         save(tmp_path / "run", step)
-        files.write_json(tmp_path / "run/best.json", {"step": step, "val_loss": 0.5 / step})
+        run_folder.write_best(tmp_path / "run", step, 0.5 / step)
         upload(tmp_path / "run", where)
         steps.append(resolve(f"{where}/run"))
     assert run_folder.steps(copy.parent) == steps[-2:]  # another reader may have the one before
