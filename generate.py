@@ -59,9 +59,7 @@ def answer(
     loaded: LoadedModel, prompts: list[str | list[int]], args: Namespace
 ) -> list[Completion]:
     """Continue the prompts, num_samples times each; print and return the texts."""
-    terminal.note_special(loaded, prompts)
-    terminal.note_blank(loaded, prompts)
-    terminal.note_long_prompts(loaded, prompts)
+    terminal.note_prompts(loaded, prompts)
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
     settings = {name: getattr(args, name) for name in SETTINGS}
     settings["end_ids"] = loaded.source.end_ids
@@ -76,9 +74,7 @@ def answer(
     else:
         completions = terminal.stream(growing, args.chat)
         terminal.note_speed(completions)
-    terminal.note_nan(completions)
-    if args.chat:
-        terminal.note_cut(completions)
+    terminal.note_endings(completions, args.chat)
     return completions
 
 

@@ -165,23 +165,25 @@ def show_json(name: str, completions: list[Completion]) -> None:
         print(json.dumps(values, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
 
 
-def note_special(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
-    """Print a note if a prompt spells special tokens, which stay text, as in the training text."""
+def note_prompts(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
+    """Print a note on what the model sees in the prompts, where a user may not expect it."""
+    tokenizer, context = loaded.tokenizer, loaded.model.config.block_size
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    special = loaded.tokenizer.specials.keys() - loaded.tokenizer.ordinary
+    special = tokenizer.specials.keys() - tokenizer.ordinary
     spelled = sorted(name for name in special if any(name in text for text in texts))
-    if spelled:
+    if spelled:  # they stay text, as in the training text
         note(
             f"{few(spelled)} in a prompt is text; an empty prompt begins a document, and --chat"
             " writes the markers of a conversation"
         )
-
-
-def note_blank(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
-    """Print a note if a prompt ends in a blank, which a model hardly ever saw before a word."""
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if loaded.tokenizer.kind == "bpe" and any(re.search(r"\S \Z", text) for text in texts):
+    if tokenizer.kind == "bpe" and any(re.search(r"\S \Z", text) for text in texts):
         note("a prompt ends in a blank; leave it out, as the token of the next word begins with it")
+    for prompt in prompts:
+        length = len(ids_of(tokenizer, prompt))
+        if length > context:
+            note(
+                f"the prompt has {length:,} tokens; the model sees the last {context}, its context"
+            )
 
 
 def note_dropped(conversation: Conversation) -> None:
@@ -191,15 +193,12 @@ def note_dropped(conversation: Conversation) -> None:
         note(f"{turns} left out: a chat fills at most half of the context")
 
 
-def note_nan(completions: list[Completion]) -> None:
-    """Print a note with the remedy if the model computed NaN."""
-    if any(completion.ended == "NaN" for completion in completions):
+def note_endings(completions: list[Completion], chat: bool) -> None:
+    """Print a note if the model computed NaN, or if the reply in a chat is cut off."""
+    endings = {completion.ended for completion in completions}
+    if "NaN" in endings:
         note("the model computed NaN; try --dtype float32, or an earlier step of the run")
-
-
-def note_cut(completions: list[Completion]) -> None:
-    """Print a note if a reply did not end before --max_new_tokens."""
-    if any(completion.ended == "length" for completion in completions):
+    if chat and "length" in endings:
         note("the reply is cut off at --max_new_tokens; give a larger number for more of it")
 
 
@@ -212,14 +211,3 @@ def tokens_per_second(completions: list[Completion]) -> float:
     """The total speed of continuations that were generated together."""
     tokens = sum(len(completion.ids) for completion in completions)
     return tokens / max(completion.seconds for completion in completions)
-
-
-def note_long_prompts(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
-    """Print a note for each prompt that exceeds the model's context."""
-    context = loaded.model.config.block_size
-    for prompt in prompts:
-        length = len(ids_of(loaded.tokenizer, prompt))
-        if length > context:
-            note(
-                f"the prompt has {length:,} tokens; the model sees the last {context}, its context"
-            )
