@@ -428,16 +428,11 @@ def json_kind(kind: str, head: str) -> str:
     head: the beginning of the file.
     """
     first, _, rest = head.lstrip().partition("\n")
-    if kind == "json" and rest.lstrip().startswith("{") and is_object(first):
+    if kind == "json" and rest.lstrip().startswith("{") and isinstance(_parsed(first), dict):
         return "jsonl"
     if kind == "jsonl" and ARRAY.match(head) and not (rest.strip() and _parsed(first)):
         return "json"
     return kind
-
-
-def is_object(line: str) -> bool:
-    """True if a line is a JSON object."""
-    return line.startswith("{") and isinstance(_parsed(line), dict)
 
 
 def _parsed(text):
