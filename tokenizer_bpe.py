@@ -135,10 +135,10 @@ class Tokenizer:
         self._spelled = re.compile("|".join(map(re.escape, sorted(self.ordinary))))
         if self.eot not in END_NAMES:  # `tokenizers` reads over it
             description = description | {"model": model | {"end_of_text": self.eot}}
-        if _adds_tokens(description.get("post_processor") or {}):
-            description = description | {"post_processor": None}
-        # transformers saves the length to which it cut texts last; programs in Rust obey the file.
-        self.description = description | {"truncation": None, "padding": None}
+        # A post-processor may put tokens around each text, which is not done here. transformers
+        # saves the length to which it cut texts last; programs in Rust obey the file.
+        around = dict.fromkeys(("post_processor", "truncation", "padding"))
+        self.description = description | around
         self.ids = vocab | specials
         self.vocab_size = max(self.ids.values()) + 1
         # The bytes that a vocabulary lacks, as it would spell them, with ids that no token has.
@@ -414,14 +414,6 @@ def _merges_by_ids(model, specials):
     # Several merges may make the same token, as in Llama 3's file.
     in_order = all(first <= second for first, second in itertools.pairwise(ids))
     return in_order and expected <= set(made)
-
-
-def _adds_tokens(post):
-    """True if a post-processor puts tokens before or after each text, which is not done here."""
-    steps = post.get("processors", [post])
-    templates = [step.get("single", []) for step in steps]
-    kinds = {step.get("type", "ByteLevel") for step in steps}
-    return "SpecialToken" in str(templates) or not kinds <= {"ByteLevel", "TemplateProcessing"}
 
 
 def _end_of_text(model, specials, eos, source):
