@@ -331,6 +331,7 @@ MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
 JSON = "JSON, as plain text"
+TIMES = "times of subtitles, or of the lines of a chat or a log"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 NO_REPLY = "conversations in which the assistant says nothing"
 EMPTY_REPLY = "conversations with an empty reply"
@@ -351,7 +352,9 @@ ADVICE = {
     " is at hf://datasets/wikimedia/wikipedia",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
-    JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
+    JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
+    " export of another program, docs/other-programs.md makes text",
+    TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
     WEIGHTS: "the marks are not supported; end the conversation before such a reply, or drop it",
@@ -376,7 +379,13 @@ PAGE = re.compile(
 BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
-OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
+OBJECT = re.compile(r'\s*(?:[\w.]+ = )?(?:\[\s*)?\{\s*"[^"\n]*"\s*:')  # X writes a name before it
+TIME = re.compile(
+    r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
+    re.MULTILINE,
+)
+HEAD_CHARS = 500  # the first time is within these
+FEWEST_TIMES = 3
 # Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.
 ACCENTS = "\u0300\u0301\u0302\u0303\u0306\u0308\u030a\u030c\u0327\u0653\u0654\u1161\u3099"
 CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
@@ -423,6 +432,9 @@ def _found(text, kind):
         yield GUTENBERG, books[0].start(), size
     if kind == "txt" and OBJECT.match(text):
         yield JSON, 0, len(data)
+    times = list(TIME.finditer(text)) if TIME.search(text, 0, HEAD_CHARS) else []
+    if len(times) >= FEWEST_TIMES:
+        yield TIMES, times[0].start(), sum(len(found[0].encode()) for found in times)
 
 
 # -- copies

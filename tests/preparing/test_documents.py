@@ -16,6 +16,7 @@ from tests.preparing.conftest import documents, ok, prepare, read
 from tokenizer_bpe import EOT
 
 MESSAGES = [f"Message {n}." for n in range(400)]
+TIMES = "times of subtitles, or of the lines of a chat or a log"
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 
@@ -78,6 +79,12 @@ NOTICED = {
     ),
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
     '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
+    'window.YTD.tweets.part0 = [\n {\n  "tweet": {} } ]\n': ("JSON, as plain text", 49),
+    "[31.12.24, 20:52:25] Bo: Hi\n" * 3: (TIMES, 3 * 16),
+    "01/20/2019, 11:23 a. m. - Bo: Hi\n" * 3: (TIMES, 3 * 17),
+    "2024-01-31 11:23:01,123 - INFO - start\n" * 3: (TIMES, 3 * 16),
+    "1\n00:01:02,003 --> 00:01:04,000\nHi\n\n" * 3: (TIMES, 3 * 29),
+    "WEBVTT\n\n" + "01:02.003 --> 01:04.000 align:start\nHi\n\n" * 3: (TIMES, 3 * 35),
 }
 
 
@@ -90,7 +97,8 @@ def test_text_that_was_probably_not_meant_is_kept_and_counted(tmp_path, text, no
 
 ORDINARY = (
     "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index] (?P<s>.) list<s>"
-    " x\u0304\u0301 não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир"
+    " x\u0304\u0301 não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир\n"
+    "2024-01-31 11:23 - a diary\n<!-- 1 --> 1.2.2024, a day\n- 3/4/2025 at 12:00\n"
 )
 
 
