@@ -182,6 +182,16 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "From b Mon Jan  1 00:00:00 2024\n\nHi\n",
         '{"text": "Caf\\u00e9\\n"}\n{"text": "Hi\\n"}\n',
     ),
+    "your posts": (
+        'window.YTD.tweets.part0 = [ {"tweet": {"full_text": "Fish &amp; chips\\n[2]"}},\n'
+        '{"tweet": {"full_text": "RT @bo: Hi"}} ]',
+        '{"text":"Fish & chips\\n[2]"}\n',
+    ),
+    "subtitles": (
+        "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n- <i>Hello</i>,\r\nyou 2!\r\n\r\n"
+        "2\r\n00:00:02,000 --> 00:00:03,000\r\nyou 2!\r\n",
+        "- Hello,\nyou 2!\n",
+    ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Anna\nBo\n", '{"text":"Anna"}\n{"text":"Bo"}\n'),
     "chess games": ("[Event 1]\ne4\n", "<|endoftext|>\n[Event 1]\ne4\n"),
@@ -194,7 +204,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"[\w/*]+\.(json|pgn|txt)|inbox.mbox|jokes", command)[0]
+    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt)|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).parent.mkdir(exist_ok=True)
