@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
+.DELETE_ON_ERROR:  # the python of a .venv without pip, as Debian's venv leaves one without python3-venv
 .PHONY: demo test lint gpu gpu-report
 demo: .venv/main
 	$(PY) prepare_data.py --vocab_size 512

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,22 @@ def test_a_pytorch_that_is_too_old_is_named_before_it_is_imported(version, tmp_p
     assert f"torch>={least}" in (ROOT / "requirements.txt").read_text()
     words = f"has no PyTorch {least} or newer, but {version}:"
     fails_clearly(result, "train.py: ", words, "pip install -r requirements.txt")
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_make_tries_again_where_an_environment_got_no_pip(tmp_path):
+    debians = tmp_path / "python3"  # without its package python3-venv
+    debians.write_text(
+        "#!/bin/sh\n"
+        'test "$1" = -c && exit\n'
+        f"mkdir -p .venv/bin && ln -sf {sys.executable} .venv/bin/python && exit 1\n"
+    )
+    debians.chmod(0o755)
+    command = ["make", "-f", ROOT / "Makefile", ".venv/bin/python", f"PYTHON={debians}"]
+    for _ in range(2):
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert f"{debians} -m venv .venv" in result.stdout
+        assert result.returncode == 2
 
 
 def test_a_tool_starts_as_a_file_from_any_folder(tmp_path):
