@@ -75,7 +75,9 @@ UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 OTHER = "choose another tokenizer, or train one with prepare_data.py"
 MAKING = threading.Lock()  # Python 3.12 would make one `_library` in each thread, of 150 MB
 # The places at which text may be cut, see safe_cut.
-CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
+CUT = re.compile(
+    r"(?<=\S)\n(?=[^\s/])|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])"
+)
 
 
 class TokenizerError(UserError):
@@ -577,10 +579,10 @@ def composed(text: str) -> str:
 def safe_cut(text: str, limit: int) -> int:
     """The last place at or before `limit` to cut `text` into two parts that encode as the whole.
 
-    After a line break between two characters that are not white space, before a space between two
-    letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's
-    expression, and those of GPT-4, Llama 3, Qwen and SmolLM2, begin a new word whatever comes
-    further away. 0 if there is no such place.
+    After a line break between two characters that are not white space, the second no slash, before
+    a space between two letters, or before a Chinese or Japanese punctuation mark after a letter:
+    there each of KNOWN_PATTERNS begins a new word whatever comes further away. 0 if there is no
+    such place.
     """
     cuts = (match.end() for match in CUT.finditer(text, 0, limit + 1))
     return max((cut for cut in cuts if cut <= limit), default=0)

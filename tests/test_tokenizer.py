@@ -10,7 +10,8 @@ import pickle
 import re
 
 import pytest
-from hypothesis import given, settings
+import regex
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, pre_tokenizers, trainers
@@ -24,6 +25,7 @@ from tokenizer_bpe import (
     EOT,
     GPT2_PATTERN,
     GPT4O_PATTERN,
+    KNOWN_PATTERNS,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
     QWEN35_PATTERN,
@@ -429,6 +431,16 @@ def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
     at = safe_cut(text, limit)
     assert 0 <= at <= limit
     assert [*BPE.encode(text[:at]), *BPE.encode(text[at:])] == BPE.encode(text).tolist()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from("aé1 \n\r/.'s。你\u0301_"), max_size=20), st.integers(1, 20))
+@example("x;\n// a comment", 3)  # GPT-4o's ;\n//
+def test_no_word_of_a_known_expression_crosses_a_safe_place(text, limit):
+    at = safe_cut(text, limit)
+    for pattern in KNOWN_PATTERNS:
+        first, second = (regex.findall(pattern, part) for part in (text[:at], text[at:]))
+        assert first + second == regex.findall(pattern, text)
 
 
 @pytest.mark.parametrize(
