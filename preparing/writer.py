@@ -130,7 +130,7 @@ class SplitWriter:
             if mask[0] == IN_REPLY | TURN_BEGINS and not other.is_inside:
                 # The speaker's name counted as the end of a reply, which now is in another file.
                 mask[: np.argmin(mask & IN_REPLY)] &= ~np.uint8(IN_REPLY)
-            other.write(ids, mask if mask.any() else None)
+            other.write(ids, mask)
         marked, last, *arrays = self.marked
         if marked > start:
             self._start_counting()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
+from preparing import writer
 from tests.conftest import conversations, fails_clearly, write_conversations
 from tests.preparing.conftest import DOCUMENTS, ok, prepare, write
 from tokenizer_bpe import Tokenizer
@@ -81,6 +82,19 @@ def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
     ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out"))
     assert not list((tmp_path / "out").glob("*.mask*"))
     assert '"mask"' not in (tmp_path / "out" / "meta.json").read_text()
+
+
+def test_what_moves_between_the_splits_leaves_no_mask_behind(tmp_path, tokenizer, monkeypatch):
+    """As where replies drawn for validation go back, and the end of the text takes their place."""
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 4)  # tokens moved at a time
+    own = Tokenizer.load(tokenizer)
+    train, val = (writer.SplitWriter(tmp_path, name, own, 0) for name in ("train", "val"))
+    train.write(np.ones(9, train.dtype))
+    val.write(np.ones(5, val.dtype), np.full(5, IN_REPLY, np.uint8))
+    val.move_end(train, 0)
+    train.move_end(val, 1)
+    assert val.finish(masked=True).mask.tokens == 5
+    assert np.fromfile(tmp_path / "val.mask.bin", np.uint8).tolist() == [0] * 8 + [IN_REPLY] * 5
 
 
 def test_masks_are_verified(tmp_path, tokenizer):
