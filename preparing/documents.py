@@ -23,7 +23,7 @@ import numpy as np
 from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
-from preparing.records import OTHER_ENCODING, SURROGATE, text_of
+from preparing.records import OTHER_ENCODING, SURROGATE, TEXT, text_of
 from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report quotes per rule
@@ -153,6 +153,8 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
             record = json.loads(record.removeprefix("\ufeff"))  # of concatenated files
         except (ValueError, RecursionError) as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
+    if isinstance(record, str) and not OBJECT.match(record):  # of an array or lines of texts
+        record = {options.text_field or TEXT: record}
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
     name, value = text_of(record, options.text_field)

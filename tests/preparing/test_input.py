@@ -116,6 +116,7 @@ BAD = [
     ("a.jsonl", b'{"input": "?", "output": "!"}', "there is 'input', 'output'; name"),
     ("a.jsonl", GOOD_LINE + b'{"text": 1}', "line 3: 'text' is 1, not a text"),
     ("a.jsonl", GOOD_LINE + b"[]", "line 3: [] is not an object"),
+    ("a.jsonl", GOOD_LINE + b'"{\\"text\\": 1}"', "line 3: '{\"text\": 1}' is not an object"),
     ("a.jsonl", GOOD_LINE + b'{"text": "\xff"}', "line 3: not UTF-8: byte 0xff at offset 10;"),
     ("a.jsonl", b'{"text": "\\ud83d"}', "surrogate"),
     ("a.jsonl", b'{"messages": [{"role": "user"}]}', "a message of the role 'user' without"),
