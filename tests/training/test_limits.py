@@ -291,8 +291,11 @@ def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monke
 
 
 def test_the_trial_takes_the_memory_of_a_step(char_data, tmp_path, monkeypatch):
-    """The optimizer's state from its first forward on, and the gradients several processes keep."""
-    run = small_run(char_data, tmp_path / "run")
+    """The optimizer's state from its first forward on, and the gradients several processes keep.
+
+    In the second of two micro-batches, those of the first.
+    """
+    run = small_run(char_data, tmp_path / "run", "--micro_batch_size=2")
     parameters, gradients, states = list(run.model.parameters()), [], []
 
     def look(*_):
@@ -304,7 +307,8 @@ def test_the_trial_takes_the_memory_of_a_step(char_data, tmp_path, monkeypatch):
         monkeypatch.setattr(distributed, "world_size", world_size)
         gradients.clear()
         assert try_step(run) is None
-        assert gradients[0] == times * sum(p.nbytes for p in parameters)
+        whole = sum(p.nbytes for p in parameters)
+        assert gradients == [times * whole, whole]
         assert all(p.grad is None for p in parameters)
     assert all(states[0])
 

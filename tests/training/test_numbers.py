@@ -249,7 +249,10 @@ def test_a_validation_loss_is_the_mean_of_its_windows(run, little_data, batches,
     run.micro_batch = 2
     run.device = dataclasses.replace(run.device, dtype=torch.float32)
     assert validation_loss(run, lambda: False) == pytest.approx(total / count, rel=1e-4)
+    forwards = []
+    run.model.register_forward_pre_hook(lambda *_: forwards.append(1))
     assert validation_loss(run, lambda: True) is None
+    assert not forwards  # a signal does not wait for the rest
 
 
 def test_samples_are_drawn_without_dropout(run):

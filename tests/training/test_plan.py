@@ -51,7 +51,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
 
 def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
     assert "will overfit" not in banner(small_run(char_data, tmp_path / "run"))
-    assert "will overfit" in banner(small_run(char_data, tmp_path / "run", "--n_embd=512"))
+    run = small_run(char_data, tmp_path / "run", "--n_embd=512")
+    assert "will overfit" in banner(run)
+    run.config.init_from = "trained weights"
+    assert "will overfit" not in banner(run)
 
 
 def test_a_batch_that_has_no_divisor_near_the_micro_batch_is_a_warning(char_data, tmp_path):

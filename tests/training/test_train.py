@@ -202,6 +202,12 @@ def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_pat
     fails_clearly(result, "optimizer: muon in the checkpoint, adamw now")
 
 
+def test_dropout_may_be_another_than_that_of_the_weights(finished, little_data, tmp_path):
+    for given in ([finished[0], "--max_steps=50"], [tmp_path, f"--init_from={finished[0]}"]):
+        run = small_run(little_data, *given, *WHOLE, "--dropout=0.3")
+        assert run.model.h[0].dropout.p == run.model.config.dropout == 0.3
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
 @pytest.mark.parametrize(
     ("name", "status"),
