@@ -402,13 +402,14 @@ def test_another_file_than_a_tokenizer_json_is_told(tmp_path, content):
     ],
 )
 def test_a_config_says_what_ends_a_text_where_the_tokenizer_does_not(tmp_path, config, values):
-    text = BPE.to_json().replace(EOT, "</s>")
+    text = BPE.to_json().replace(EOT, "</s>").replace('"special": true', '"special": false')
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(TokenizerError, match="which token ends a text"):
         Tokenizer.load(tmp_path)
     (tmp_path / config).write_text(json.dumps(values))
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.eot, tokenizer.eot_id) == ("</s>", 0)
+    assert 0 not in tokenizer.encode("spelled</s>")  # though no special token elsewhere
     tokenizer.save(tmp_path / "own.json")  # its own file suffices from here
     (tmp_path / config).unlink()
     assert Tokenizer.load(tmp_path / "own.json").eot == "</s>"

@@ -17,18 +17,18 @@ TOKENIZER = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
     "tokenizer.ggml.tokens": [
-        EOT,
+        "<|unused0|>",
         *sorted(ALPHABET.values()),
         "th",
         "the",
-        "<|unused259|>",
+        EOT,
         *ADDED,
     ],
     # 1: normal, 3: control, 4: user-defined, 5: unused
-    "tokenizer.ggml.token_type": [3, *[1] * 258, 5, 3, 4, 3],
+    "tokenizer.ggml.token_type": [5, *[1] * 258, 3, 3, 4, 3],
     "tokenizer.ggml.merges": ["t h", "th e"],
-    "tokenizer.ggml.bos_token_id": 0,
-    "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 259,
+    "tokenizer.ggml.eos_token_id": 259,
     "tokenizer.ggml.add_bos_token": False,
 }
 METADATA = {
@@ -74,7 +74,9 @@ REST = {
 @pytest.mark.parametrize("arch", METADATA)
 def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
     tokenizer = Tokenizer.train(["th\nthe"], 259)
+    del tokenizer.description["model"]["vocab"][EOT]
     added = tokenizer.description["added_tokens"]
+    added[0]["id"] = 259
     for i, token in enumerate(ADDED, start=260):
         added.append(added[0] | {"id": i, "content": token, "special": token == "<E>"})
     if tied:  # as older files write them

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from formats import run_folder
+from formats import files, run_folder
 from formats.data_folder import DataError, read_meta
 from generating.load import load_model
 from model import IGNORE
@@ -83,13 +83,16 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
     assert not last.stdout
 
 
-def test_data_that_has_changed_since_training_is_not_evaluated_on_unasked(runs, bpe_data):
-    step = run_folder.find(runs / "bpe")
-    state = run_folder.read_state(step)
-    evaluate.check_same_data(str(bpe_data), step, state)
+def test_data_that_has_changed_since_training_is_not_evaluated_on_unasked(runs, bpe_data, tmp_path):
+    step = shutil.copytree(run_folder.find(runs / "bpe"), tmp_path / "step_00000020")
+    evaluate.main([str(step), "--device=cpu"])
+    state = files.read_json(step / "state.json")
+    del state["sha256"]
     state["data"]["sha256"]["val"] = "another"
+    files.write_json(step / "state.json", state | {"sha256": files.fingerprint(state)})
     with pytest.raises(DataError, match=f"may have seen.* give --data {bpe_data}"):
-        evaluate.check_same_data(str(bpe_data), step, state)
+        evaluate.main([str(step), "--device=cpu"])
+    evaluate.find_task(str(step), evaluate.parse_args([str(step), f"--data={bpe_data}"]))
 
 
 @pytest.mark.parametrize(

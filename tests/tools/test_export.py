@@ -283,8 +283,8 @@ CONFIGS = {
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
         "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
         "resid_pdrop": 0.25,
         "embd_pdrop": 0.25,
         "attn_pdrop": 0.25,
@@ -307,8 +307,8 @@ CONFIGS = {
         "use_sliding_window": False,
         "rope_scaling": None,
         "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
         "rope_theta": 5e5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     },
@@ -329,7 +329,11 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     if arch != "gpt2":
         shape = {"tie_weights": False, "n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}
     config = GPTConfig(320, **sizes, arch=arch, **shape)
-    tokenizer = Tokenizer.train([], 257)
+    described = Tokenizer.train([], 257).description
+    vocab = described["model"]["vocab"].items()  # as in GPT-2's, its end is the last
+    described["model"]["vocab"] = {token: (n - 1) % 257 for token, n in vocab}
+    described["added_tokens"][0]["id"] = 256
+    tokenizer = Tokenizer(described)
     source = Pretrained(tmp_path, config, {}, tokenizer, {})
     export.write_settings(tmp_path, source, PLAIN if arch == "gpt2" else None)
     assert json.loads((tmp_path / "config.json").read_text()) == CONFIGS[arch]
@@ -338,7 +342,7 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     assert sampling == (True, 0.8, 200)
     assert (generation.max_length, generation.max_new_tokens) == (48, None)
     ends = generation.bos_token_id, generation.eos_token_id, generation.pad_token_id
-    assert ends == (0, 0, 0)
+    assert ends == (256, 256, 256)
 
     tokenizer.save(tmp_path / "tokenizer.json")
     written = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -351,7 +355,7 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     assert names == (EOT, EOT, EOT, EOT)
     ids = tokenizer.encode("A b !  c ,d").tolist()
     assert reader("A b !  c ,d").input_ids == ids  # nothing is added, and nothing tidied
-    assert reader.decode([*ids, 0], skip_special_tokens=True) == "A b !  c ,d"
+    assert reader.decode([*ids, tokenizer.eot_id], skip_special_tokens=True) == "A b !  c ,d"
     assert reader.chat_template == (PLAIN.chat_template if arch == "gpt2" else None)
 
 
@@ -372,7 +376,7 @@ TEMPLATE """{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}
 {{ else if eq .Role "tool" }}Tool: {{ .Content }}
 
 {{ end }}{{ end }}Assistant:"""
-PARAMETER num_ctx 48
+PARAMETER num_ctx 8192
 PARAMETER temperature 0.8
 PARAMETER repeat_penalty 1
 PARAMETER stop "<|endoftext|>"
@@ -382,10 +386,12 @@ User:"
 '''
 
 
-@pytest.mark.parametrize(("form", "text"), [(None, MODELFILE), (PLAIN, CHAT_MODELFILE)])
-def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, form, text):
+@pytest.mark.parametrize(
+    ("form", "context", "text"), [(None, 48, MODELFILE), (PLAIN, 40960, CHAT_MODELFILE)]
+)
+def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, form, context, text):
     gguf, modelfile = tmp_path / "my model.gguf", tmp_path / "my model.Modelfile"
-    source = Pretrained(tmp_path, GPTConfig(257, 48), {}, Tokenizer.train([], 257), {})
+    source = Pretrained(tmp_path, GPTConfig(257, context), {}, Tokenizer.train([], 257), {})
     export.write_modelfile(gguf, source, form)
     assert modelfile.read_text(encoding="utf-8") == text
     template = "<|im_start|>system\nBe kind.<|im_end|>"

@@ -78,6 +78,7 @@ def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
     folder = edited(runs / "char", tmp_path / "slow", a_minute_a_step)
     page = report(folder, "--out", tmp_path / "new" / "run.html")
     assert (tmp_path / "new" / "run.png").read_bytes()[:4] == b"\x89PNG"
+    assert "step 60 of 60</p>" in page  # it was 20 at first
     log = run_folder.read_log(folder)
     evaluations = [record for record in log if "val_loss" in record]
     best = min(evaluations, key=lambda r: r["val_loss"])
