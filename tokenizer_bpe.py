@@ -551,12 +551,12 @@ def _description(hf):
 
 
 def _vocab_and_merges(ranks):
-    """tiktoken's {token: rank} as vocabulary and merges of a tokenizer.json.
+    """tiktoken's {token: rank}, in this order, as vocabulary and merges of a tokenizer.json.
 
     Each token was made of the two parts that BPE, stopped just before its rank, leaves of it.
     """
     merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+    for token, rank in ranks.items():
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
             pair_ranks = [ranks.get(a + b, rank) for a, b in itertools.pairwise(parts)]

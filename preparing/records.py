@@ -94,7 +94,7 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
         value = known[name]
         if isinstance(value, str) and name != TEXT:
             value = _conversation(name, value)
-    elif not text_field and _first(filled, ASKED):
+    elif _first(filled, ASKED):
         name, value = _first(filled, ASKED), _exchange(known, filled)
     else:
         return fields[0], record[fields[0]]

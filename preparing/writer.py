@@ -160,11 +160,10 @@ class SplitWriter:
         self.sync()
         self.file.close()
         self.mask.close()
-        ends = int(self.counts[self.tokenizer.eot_id])
         split = Split(
             file=path.name,
             tokens=self.tokens,
-            documents=ends + int(self.is_inside),
+            documents=int(self.counts[self.tokenizer.eot_id]),
             text_bytes=self.text_bytes,
             sha256=self.digest.hexdigest(),
         )
