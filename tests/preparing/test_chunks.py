@@ -59,6 +59,7 @@ def documents_in(text):
 @settings(deadline=None, max_examples=200)
 @given(WORDS.map("".join), st.sampled_from([1 << 6, 1 << 8]))
 @example(f"{'word ' * 20}\n{EOT}\nshort\n{EOT}\nand another\n{EOT}\n", 1 << 6)
+@example(f"{'word ' * 10}x{EOT}\nafter a mark at the end of a chunk\n", 1 << 6)
 @example(f"{'word ' * 20}\n{EOT}\nan indented\n\t{EOT}\nand {EOT}\n", 1 << 8)
 def test_chunks_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
     text += "x"
@@ -116,13 +117,15 @@ def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, 
     for n in range(1, len(whole), 6):
         again = read(both, whole[n - 1].end)
         assert list(map(described, again)) == list(map(described, whole[n:]))
+        assert again[-1].end.on_disk == on_disk[-1]
 
 
 def test_small_files_are_together_and_the_same_after_any_of_their_lists(tmp_path, monkeypatch):
     chunks_of(1 << 12, monkeypatch)
     for n, document in enumerate(DOCUMENTS):
         (tmp_path / f"{n:03}.txt").write_text(document)
-    (tmp_path / "100.txt").write_text(prose()[:10_000])  # one document, in parts
+    (tmp_path / "-1.txt").write_text("a")  # the next file's first part would have room for it
+    (tmp_path / "-2.txt").write_text(prose()[:10_000])  # one document, in parts
     whole = read(tmp_path)
     found = list(together(whole))
     assert [chunk for chunks in found for chunk in chunks] == whole

@@ -142,11 +142,11 @@ def test_broken_utf_16_is_treated_as_broken_utf_8_is(tmp_path):
 )
 def test_bytes_that_are_broken_together_never_become_a_letter(tmp_path, encoding, broken, format):
     before, after = {"txt": ("", ""), "jsonl": ('{"text": "', '"}')}.get(format, ("text\n", ""))
-    data = f"{before}Hi ".encode(encoding) + broken + f" there{after}".encode(encoding)
+    data = f"{before}Hi ".encode(encoding) + broken + f"!{after}".encode(encoding)
     with pytest.raises(InputError, match=f"not {encoding}: a byte at offset"):
         read(tmp_path / f"a.{format}", data, encoding=encoding)
     found, rules = read(tmp_path / f"a.{format}", encoding=encoding, on_error="replace")
-    assert found == ["Hi \ufffd\ufffd there"]
+    assert found == ["Hi \ufffd\ufffd!"]  # a third of it, but a few bytes
     assert rules[f"not {encoding}: taken with U+FFFD"]["bytes"] == 2
     assert read(tmp_path / f"a.{format}", encoding=encoding, on_error="skip")[0] == []
 

@@ -115,7 +115,7 @@ BAD = [
     ("a.jsonl", b'{\n  "text": "pretty"\n}', "line 1: not valid JSON"),
     ("a.jsonl", b'{"input": "?", "output": "!"}', "there is 'input', 'output'; name"),
     ("a.jsonl", GOOD_LINE + b'{"text": 1}', "line 3: 'text' is 1, not a text"),
-    ("a.jsonl", GOOD_LINE + b"[]", "line 3: [] is not an object"),
+    ("a.jsonl", b'[{"role": "user"}]\n[]', "line 1: [{'role': 'user'}] is not an object"),
     ("a.jsonl", GOOD_LINE + b'"{\\"text\\": 1}"', "line 3: '{\"text\": 1}' is not an object"),
     ("a.jsonl", GOOD_LINE + b'{"text": "\xff"}', "line 3: not UTF-8: byte 0xff at offset 10;"),
     ("a.jsonl", b'{"text": "\\ud83d"}', "surrogate"),
@@ -138,6 +138,7 @@ BAD = [
     ("a.csv", "问,答\n你好,你好\n".encode(), "'问', '答': name one with --text_field, or rename"),
     ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
     ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value, in row 2"),
+    ("a.json", b'{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "there is 'train', 'test'"),
     ("a.json", b"[1]\n[2]", "a.json cannot be read as json: text after its array"),
     ("a.tar.gz", gzip.compress(b"books"), "a.tar.gz is an archive; unpack it"),
 ]

@@ -77,6 +77,7 @@ GOOD = {
     ),
     "quotes after backslashes": ("a.csv", table("id,text", r'1,"\"No\", twice"'), ['"No", twice']),
     "quotes within cells": ("a.csv", table("id,text", '1,a "b" c', '2,5"'), ['a "b" c', '5"']),
+    "no quotes in one column": ("a.tsv", table("text", '"a" b', '"c'), ['"a" b', '"c']),
     "no quotes between tabs": ("a.tsv", table("id\ttext", '1\t"a" b', '2\t"c'), ['"a" b', '"c']),
     "quotes between tabs that seem to be closed in the next row": (
         "a.tsv",
