@@ -11,6 +11,7 @@ from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, sha, write
+from tests.preparing.test_chunks import chunks_of
 
 LINE = "The line is English so far, until it says after quite a long time: Über Brücken führt es. "
 TEXT = LINE * 40
@@ -168,9 +169,10 @@ def test_lines_are_counted_beyond_the_first_megabyte(tmp_path, tokenizer):
     fails_clearly(result, "a.jsonl, line 3,501: not valid JSON")
 
 
-def test_a_character_of_four_bytes_at_a_cut_stays_whole(tmp_path, tokenizer):
-    """A text without a place to cut is cut after 16 MB, between characters."""
-    text = "🙂" * (5 * CHUNK_BYTES)
+def test_a_character_of_four_bytes_at_a_cut_stays_whole(tmp_path, monkeypatch):
+    """A text without a place to cut is cut after 16 chunks, between characters."""
+    chunks_of(1 << 12, monkeypatch)
+    text = "🙂" * (5 << 12)
     for offset in range(4):
         path = tmp_path / f"{offset}.txt"
         path.write_text("x" * offset + text, encoding="utf-8")
