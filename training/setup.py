@@ -54,8 +54,14 @@ def build(config: Config) -> Run:
     epochs = total_steps * config.batch_size / data.train.windows
     decay = peak_decay(total_steps, epochs, config)
     model, optimizer, scaler = open_model(start, device, decay)
-    if not load(start, model, optimizer, scaler):
-        return build(given)
+    if start.load:
+        try:
+            start.load(model, optimizer, scaler)
+        except CheckpointError:
+            rotated = config.dry_run and start.checkpoint and not start.checkpoint.exists()
+            if not rotated:  # by a training process, from which a dry run takes no lock
+                raise
+            return build(given)
 
     log, val_losses, running_s = read_past(folder, progress)
     evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)
@@ -90,24 +96,6 @@ def build(config: Config) -> Run:
     )
     check_same_on_all_ranks(run)
     return run
-
-
-def load(start: Start, model: GPT, optimizer, scaler) -> bool:
-    """Load the weights and states that a run starts from.
-
-    Returns False if the checkpoint is gone, which happens to a dry run while a training process
-    rotates checkpoints. All processes return the same.
-    """
-    gone = False
-    if start.load:
-        try:
-            start.load(model, optimizer, scaler)
-        except CheckpointError:
-            gone = start.checkpoint is not None and not start.checkpoint.exists()
-            if not gone:
-                raise
-    (gone,) = distributed.all_reduce_max(gone)
-    return not gone
 
 
 def open_device(config: Config) -> Device:
