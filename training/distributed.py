@@ -112,7 +112,8 @@ def join() -> None:
     dist.init_process_group(backend, store=_store, rank=rank, world_size=world_size)
     dist.distributed_c10d._set_pg_timeout(PATIENCE)  # not above: connecting has PyTorch's
     if not is_main:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+        # Open until the process ends; it takes all text, as the first process's does.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
 
 
 # -- one trainer per run ---------------------------------------------------------------------------
