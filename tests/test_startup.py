@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import startup
-from tests.conftest import ROOT, fails_clearly, run_script
+from tests.conftest import ROOT, fails_clearly, run_script, train_command
 
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
 
@@ -45,6 +45,22 @@ def test_a_signal_during_imports_ends_it_quietly(name, number):
 def test_missing_packages_are_named_with_what_installs_them(name):
     result = run_script("-S", name)  # without site-packages
     fails_clearly(result, f"{name}: ", "has no numpy, tiktoken", "pip install -r requirements.txt")
+
+
+ON_FULL_DISK = """
+import os, resource, runpy, sys
+os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a limit of files")
+def test_a_script_starts_where_no_disk_has_room(char_data, tmp_path):
+    command = train_command(char_data, tmp_path / "run", "--dry_run")
+    result = run_script("-c", ON_FULL_DISK, *command, PYTHONDONTWRITEBYTECODE="1")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.6.0+cu124"])
