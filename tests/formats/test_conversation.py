@@ -132,7 +132,7 @@ def run(tmp_path_factory, file):
     return reciting(folder, ids, tokenizer=tokenizer, masks={})
 
 
-def test_a_chat_ends_a_reply_at_the_marker_and_does_not_show_it(run):
+def test_a_chat_ends_a_reply_at_the_marker_and_does_not_show_it(run, capsys):
     ask = ["generate.py", "--checkpoint", run, "--chat", "--max_new_tokens=40"]
     result = run_script(*ask, stdin="Hi\nYou?\n")
     assert result.returncode == 0, result.stderr
@@ -144,6 +144,9 @@ def test_a_chat_ends_a_reply_at_the_marker_and_does_not_show_it(run):
     said = json.loads(line)
     assert said["prompt"] == f"{START}user\nHi{END}\n{START}assistant\n"
     assert (said["text"], said["ended"]) == ("Good day.", "end of text")
+    generate.main([*map(str, ask[1:]), "--prompt=Hi", "--json", "--stop= day"])
+    said = json.loads(capsys.readouterr().out)
+    assert (said["text"], said["ended"]) == ("Good", "stop")
 
 
 def test_a_reply_ends_where_another_turn_would_begin(file):

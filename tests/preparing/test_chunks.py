@@ -145,6 +145,14 @@ def test_reading_on_in_another_encoding_gives_the_same_chunks(tmp_path):
     assert list(map(described, again)) == list(map(described, [third, last]))
 
 
+def test_cleaning_keeps_the_last_part_of_a_long_document_however_short_it_is(tmp_path, monkeypatch):
+    chunks_of(1 << 12, monkeypatch)
+    text = "a line of text\n" * 273 + "The end of it."
+    (tmp_path / "a.txt").write_text(text)
+    parts = [documents_of(chunk, Options(clean=True))[0] for chunk in read(tmp_path / "a.txt")]
+    assert [len(part.text) for (part,) in parts] == [4095, 14]
+
+
 def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
     chunks_of(1 << 17, monkeypatch)
     lines = [f"line {n} {'x' * 90}\n" for n in range(100_000)]

@@ -461,20 +461,25 @@ def test_a_new_run_with_as_many_heads_of_keys_as_of_queries_records_no_groups():
 
 
 @pytest.mark.parametrize(
-    "step_read_by",
+    ("step_read_by", "place", "name"),
     [
-        lambda data, run: small_run(data, run, "--dry_run=True").step,
-        lambda data, run: open_checkpoint(run, torch.device("cpu")).source.state["step"],
+        (lambda data, run: small_run(data, run, "--dry_run=True").step, pretrained, "load_tensors"),
+        (lambda data, run: run_folder.latest(run)[1]["step"], run_folder, "sha256"),
+        (
+            lambda data, run: open_checkpoint(run, torch.device("cpu")).source.state["step"],
+            pretrained,
+            "load_tensors",
+        ),
     ],
 )
 def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
-    bpe_run, bpe_data, tmp_path, monkeypatch, step_read_by
+    bpe_run, bpe_data, tmp_path, monkeypatch, step_read_by, place, name
 ):
     """As of a run that trains at the moment: its newest step 10 becomes step 20."""
     run = shutil.copytree(bpe_run, tmp_path / "run")
     newer = (run / "step_00000020").rename(tmp_path / "newer")
     (run / "best.json").unlink()
-    load = pretrained.load_tensors
+    load = getattr(place, name)
 
     def load_late(path):
         if newer.exists():
@@ -482,7 +487,7 @@ def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
             newer.rename(run / "step_00000020")
         return load(path)
 
-    monkeypatch.setattr(pretrained, "load_tensors", load_late)
+    monkeypatch.setattr(place, name, load_late)
     assert step_read_by(bpe_data, run) == 20
 
 
