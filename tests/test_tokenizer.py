@@ -129,7 +129,7 @@ def test_a_tokenizer_of_qwen_gives_the_ids_of_tokenizers():
     # Python sorts the nukta of Unicode 11 before the line below; `tokenizers` does not know it.
     text = "Cafe\u0301, it's 1234 o'clock\n\n  e\u0331\U0001183a\u0301 \u4f60\u597d\uff01"
     assert tokenizer.encode(text).tolist() == hf.encode(text).ids
-    assert not tokenizer.same_as(BPE)
+    assert not tokenizer.same_as(Tokenizer(description | {"normalizer": None}))
     description["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"
     with pytest.raises(TokenizerError, match="not plain byte-level BPE"):
         Tokenizer(description)
@@ -260,6 +260,8 @@ def test_an_added_token_that_is_not_special_is_found_in_a_text():
         assert tokenizer.encode(text).tolist() == BPE.encode(text).tolist()
         ids = [*BPE.encode(text), tokenizer.specials["<think>"]]
         assert tokenizer.encode(f"{text}<think>").tolist() == ids
+    description["added_tokens"][3]["special"] = True
+    assert not tokenizer.same_as(Tokenizer(description))  # which has the same ids
 
 
 def test_the_length_to_which_another_program_cut_texts_is_not_kept(tmp_path):
