@@ -584,5 +584,4 @@ def safe_cut(text: str, limit: int) -> int:
     there each of KNOWN_PATTERNS begins a new word whatever comes further away. 0 if there is no
     such place.
     """
-    cuts = (match.end() for match in CUT.finditer(text, 0, limit + 1))
-    return max((cut for cut in cuts if cut <= limit), default=0)
+    return max((match.end() for match in CUT.finditer(text, 0, limit + 1)), default=0)
