@@ -14,7 +14,7 @@ from jinja2 import Environment
 
 import generate
 from formats import pretrained
-from formats.conversation import END, START, form_of, turns_of
+from formats.conversation import END, PLAIN, START, form_of, turns_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from generating.text import Completion
 from tests.conftest import prose, reciting, run_script, write_conversations
@@ -155,6 +155,10 @@ def test_a_reply_ends_where_another_turn_would_begin(file):
     for next_id in [*tokenizer.encode("Hello"), tokenizer.specials[START]]:
         reply.add(next_id, 1.0)
     assert (reply.text, reply.ended) == ("Hello", "end of text")
+    description = tokenizer.description | {
+        "added_tokens": tokenizer.description["added_tokens"][1:]
+    }
+    assert form_of(Tokenizer(description, eos=END)) is PLAIN  # or each turn would end a document
 
 
 def test_exports_have_the_form_and_end_a_reply_at_the_marker(run, tmp_path, file):

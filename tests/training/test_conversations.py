@@ -14,7 +14,7 @@ from model import IGNORE
 from tests.conftest import losses, run_script, trained
 from tests.training.conftest import EXACT, assert_same_losses, train_on
 from training.dataset import Dataset
-from training.replies import reply_windows
+from training.replies import find_replies, reply_windows
 
 CPU = torch.device("cpu")
 
@@ -72,6 +72,11 @@ def test_each_reply_is_seen_once_with_what_was_asked(T, asked, replied, turns, m
             assert (context[begin:end] <= question).all()
         elif end - begin <= T // 2:
             assert (context[begin:end] <= begin - T // 2).all()
+
+
+def test_a_split_may_begin_within_a_reply():
+    mask = np.array([IN_REPLY, IN_REPLY, 0, TURN_BEGINS, 0, IN_REPLY, IN_REPLY, 0], np.uint8)
+    assert [part.tolist() for part in find_replies(mask)] == [[0, 3], [0, 4], [1, 6]]
 
 
 def test_what_a_reply_answers_begins_with_the_first_turn_after_the_reply_before():
