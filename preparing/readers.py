@@ -181,12 +181,12 @@ def _blocks(source, raw, encoding, start):
         while block := stream.read1(CHUNK_BYTES):
             yield block
         return
-    text = io.TextIOWrapper(stream, encoding, "escape", newline="")
-    while block := text.read(CHUNK_BYTES):
-        data = block.encode("utf-8", "surrogateescape")
-        if data[start:]:
-            yield data[start:]
-        start = max(0, start - len(data))
+    with io.TextIOWrapper(stream, encoding, "escape", newline="") as text:
+        while block := text.read(CHUNK_BYTES):
+            data = block.encode("utf-8", "surrogateescape")
+            if data[start:]:
+                yield data[start:]
+            start = max(0, start - len(data))
 
 
 def _opened(source, raw):

@@ -285,7 +285,7 @@ def test_files_that_are_no_text_are_named_and_never_read(tmp_path, name, content
         assert read(path, on_error=on_error)[0] == []
 
 
-def test_an_encoding_is_for_the_files_that_are_not_utf_8(tmp_path):
+def test_an_encoding_is_for_the_files_that_are_not_utf_8(tmp_path, recwarn):
     for name, words in (
         ("koi8-r", "Привет, мир; как дела?"),
         ("cp1256", "مرحبا بالعالم، كيف الحال؟"),
@@ -297,6 +297,7 @@ def test_an_encoding_is_for_the_files_that_are_not_utf_8(tmp_path):
             assert read(tmp_path / "a.txt", encoding=name)[0] == [words]
     (tmp_path / "a.txt").write_bytes("茅\n".encode("gbk"))  # by chance é in UTF-8
     assert read(tmp_path / "a.txt", encoding="gbk")[0] == ["茅\n"]
+    assert not recwarn.list  # such as an unclosed file
 
 
 def test_text_that_begins_almost_as_another_format_is_text(tmp_path):
