@@ -381,7 +381,7 @@ PAGE = re.compile(
 BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
-OBJECT = re.compile(r'\s*(?:[\w.]+ = )?(?:\[\s*)?\{\s*"[^"\n]*"\s*:')  # X writes a name before it
+OBJECT = re.compile(r'\s*(?:window\.YTD[\w.]+ = )?(?:\[\s*)?\{\s*"[^"\n]*"\s*:')  # as X writes it
 TIME = re.compile(
     r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
     re.MULTILINE,

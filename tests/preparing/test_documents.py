@@ -105,7 +105,10 @@ ORDINARY = (
 LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than anyone waits
 
 
-@pytest.mark.parametrize("text", [ORDINARY, LONG], ids=["ORDINARY", "LONG"])
+CODE = 'CODES = {"a": 1}\n'
+
+
+@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE], ids=["ORDINARY", "LONG", "CODE"])
 def test_ordinary_text_is_not_counted(tmp_path, text):
     assert read(tmp_path / "a.txt", text) == ([text], {})
 

@@ -139,7 +139,7 @@ def test_an_array_is_read_as_far_as_it_is_needed(tmp_path):
 
 
 def test_texts_without_a_field_are_documents(tmp_path):
-    texts = ["One.", "Two\nlines, {so}."]
+    texts = ["One.", "Two\nlines, {so}.", 'x = {"a": 1}']
     assert read(tmp_path / "a.json", json.dumps(texts)) == (texts, {})
     assert read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, texts))) == (texts, {})
 
