@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 IGNORE = -1  # a target with this value does not count in the loss
 LONG = 2048  # tokens; with more, a layer would keep more weights of attention than of all else
@@ -310,32 +309,6 @@ class GPT(nn.Module):
         c = self.config
         weights = sum(p.numel() for p in self.h.parameters()) + self.lm_head.weight.numel()
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
-
-
-class ShapesAlone(TorchFunctionMode):
-    """Modules make their weights, by torch.empty, on the device meta. All else is whole.
-
-    Leaves normal draws out: on the device meta, the first one takes a second of imports.
-    """
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is nn.init.normal_:
-            return args[0] if args else kwargs["tensor"]
-        if func is torch.empty:
-            kwargs = kwargs | {"device": "meta"}
-        return func(*args, **kwargs)
-
-
-def without_weights(config: GPTConfig) -> GPT:
-    """A model whose weights have shapes alone, on the device meta; its buffers are whole."""
-    with ShapesAlone():
-        return GPT(config)
-
-
-def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a model."""
-    return {name: tuple(t.shape) for name, t in without_weights(config).state_dict().items()}
 
 
 def num_fused(name: str, p: nn.Parameter, config: GPTConfig) -> int:

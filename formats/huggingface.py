@@ -17,7 +17,8 @@ import torch
 from command_line import our_file
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
-from model import GPTConfig, expected_shapes
+from formats.shapes import expected_shapes
+from model import GPTConfig
 from tokenizer_bpe import CONFIGS
 
 # For each architecture: {our name: theirs} for the shape.

@@ -18,7 +18,8 @@ from formats import files, huggingface, mirror, run_folder
 from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
 from formats.conversation import DEFAULT_SYSTEM, PLAIN, START, form_of
 from formats.run_folder import CheckpointError
-from model import GPT, GPTConfig, without_weights
+from formats.shapes import without_weights
+from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files

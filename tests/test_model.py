@@ -11,16 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
 from formats import huggingface
-from model import (
-    GPT,
-    IGNORE,
-    GPTConfig,
-    ShapesAlone,
-    causal_attention,
-    stream_dtype,
-    without_weights,
-)
-from tests.conftest import run_script
+from formats.shapes import without_weights
+from model import GPT, IGNORE, GPTConfig, causal_attention, stream_dtype
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
 LLAMA = {"arch": "llama", "n_kv_head": 1, "norm_eps": 0.1, "rope_theta": 1e5}
@@ -70,20 +62,6 @@ def test_a_preset_has_its_parameters(name, vocab_size, parameters):
     names = {field.name for field in dataclasses.fields(GPTConfig)} & settings.keys()
     model = without_weights(GPTConfig(vocab_size, **{name: settings[name] for name in names}))
     assert model.num_parameters() == parameters
-
-
-def test_a_model_of_shapes_alone_imports_no_compiler():  # which takes a second of each start
-    code = "import sys; from model import *; without_weights(GPTConfig(97, arch='llama'));"
-    result = run_script("-c", f"{code} print('torch._dynamo' in sys.modules)")
-    assert result.stdout == "False\n", result.stderr
-
-
-def test_a_model_of_shapes_alone_has_whatever_it_computes():
-    with ShapesAlone():
-        layer, slopes = torch.nn.Linear(2, 3), torch.tensor([0.5, 0.25])
-    assert layer.weight.is_meta
-    assert slopes.tolist() == [0.5, 0.25]
-    assert without_weights(GPTConfig(97, arch="llama")).rotary[0].max() == 1
 
 
 def test_the_operations_of_a_token_are_those_of_palm():

@@ -1,0 +1,33 @@
+"""A model without its weights: their names and shapes, against which files are checked."""
+
+import torch
+import torch.nn as nn
+from torch.overrides import TorchFunctionMode
+
+from model import GPT, GPTConfig
+
+
+class ShapesAlone(TorchFunctionMode):
+    """Modules make their weights, by torch.empty, on the device meta. All else is whole.
+
+    Leaves normal draws out: on the device meta, the first one takes a second of imports.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.empty:
+            kwargs = kwargs | {"device": "meta"}
+        return func(*args, **kwargs)
+
+
+def without_weights(config: GPTConfig) -> GPT:
+    """A model whose weights have shapes alone, on the device meta; its buffers are whole."""
+    with ShapesAlone():
+        return GPT(config)
+
+
+def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model."""
+    return {name: tuple(t.shape) for name, t in without_weights(config).state_dict().items()}
