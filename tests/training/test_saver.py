@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import gc
+import math
 import os
 import resource
 import shutil
@@ -171,6 +172,17 @@ def test_after_a_resume_a_worse_evaluation_is_no_new_best(char_data, tmp_path):
     save(again, 2, 2.6)
     assert run_folder.best_of(tmp_path) == 1
     assert again.saver.best == 2.5
+
+
+def test_a_run_continues_after_a_validation_loss_of_nan(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    training_step(run)
+    save(run, 1)
+    Recorder(run).evaluation(math.nan)
+    again = small_run(char_data, tmp_path)
+    again.saver.begin()
+    save(again, 2, 2.6)
+    assert run_folder.best_of(tmp_path) == 2
 
 
 def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
