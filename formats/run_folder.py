@@ -247,7 +247,11 @@ def read_best(run: Path) -> dict | None:
 
     None if the file is missing or damaged.
     """
-    return read_checked(run / "best.json") or None
+    path = run / "best.json"
+    match read_checked(path) or read_json(path):  # older runs have no checksum
+        case {"step": int(), "val_loss": float(), **others} as best if not others:
+            return best
+    return None
 
 
 def best_of(run: Path) -> int | None:

@@ -187,6 +187,11 @@ def test_a_best_json_that_is_damaged_counts_as_none(tmp_path, content):
     assert run_folder.find(save(tmp_path, 4).parent).name == "step_00000004"
 
 
+def test_the_best_step_of_an_older_run_is_known(tmp_path):
+    files.write_json(tmp_path / "best.json", {"step": 3, "val_loss": 1.5})
+    assert run_folder.best_of(tmp_path) == 3
+
+
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
     lines = [
         "[1]",
