@@ -76,7 +76,8 @@ OTHER = "choose another tokenizer, or train one with prepare_data.py"
 MAKING = threading.Lock()  # Python 3.12 would make one `_library` in each thread, of 150 MB
 # The places at which text may be cut, see safe_cut.
 CUT = re.compile(
-    r"(?<=\S)\n(?=[^\s/])|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])"
+    r"(?<=\S)\n(?=[^\s/])|(?<=[^\W_])\n(?=/)|"
+    r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])"
 )
 
 
@@ -579,9 +580,9 @@ def composed(text: str) -> str:
 def safe_cut(text: str, limit: int) -> int:
     """The last place at or before `limit` to cut `text` into two parts that encode as the whole.
 
-    After a line break between two characters that are not white space, the second no slash, before
-    a space between two letters, or before a Chinese or Japanese punctuation mark after a letter:
-    there each of KNOWN_PATTERNS begins a new word whatever comes further away. 0 if there is no
-    such place.
+    After a line break between two characters that are not white space, but before a slash only if
+    the first is a letter or digit; before a space between two letters, or before a Chinese or
+    Japanese punctuation mark after a letter: there each of KNOWN_PATTERNS begins a new word
+    whatever comes further away. 0 if there is no such place.
     """
     return max((match.end() for match in CUT.finditer(text, 0, limit + 1)), default=0)

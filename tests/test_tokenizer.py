@@ -455,6 +455,7 @@ def test_no_word_of_a_known_expression_crosses_a_safe_place(text, limit):
         ("你好，世界。", 4, 2),
         (f"one two{'.' * 100_000}", 100_000, 3),
         ("one, two. 345  six", 18, 0),
+        ("/usr/bin\n/usr/lib\n/usr/x.\n/a", 27, 18),
     ],
 )
 def test_text_is_cut_at_the_last_safe_place(text, limit, cut):
