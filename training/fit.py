@@ -145,7 +145,9 @@ def compiler_obstacle(device: str) -> str:
     elif device != "cpu":
         return ""
     if not any(map(shutil.which, names)):
-        return f"there is no compiler {' or '.join(names)}; on Debian: apt-get install g++"
+        return (
+            f"there is no compiler {' or '.join(names)}; on Debian: apt-get install g++ python3-dev"
+        )
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return (
             f"Python's headers are not in {sysconfig.get_path('include')}; on Debian: apt-get"
