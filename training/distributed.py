@@ -227,7 +227,8 @@ def signals_restored():
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) != handler:  # only the main thread may set one
+                signal.signal(number, handler)
 
 
 class StopFlag:

@@ -3,8 +3,13 @@
 import os
 import signal
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+import config
 from formats import run_folder
+from formats.data_folder import DataError
 from tests.conftest import (
     fails_clearly,
     losses,
@@ -16,6 +21,7 @@ from tests.conftest import (
 )
 from tests.torture import torture
 from tests.training.conftest import start
+from train import train
 
 ENDLESS = ["--max_steps=100000", "--eval_interval=0"]
 
@@ -87,6 +93,13 @@ def test_after_a_run_in_python_ctrl_c_is_what_it_was(char_data, tmp_path):
     command = train_command(char_data, tmp_path, "--max_steps=2", "--eval_interval=0")
     result = run_code(textwrap.dedent(code), *command[1:])
     assert result.returncode == 0, result.stderr
+
+
+def test_an_error_in_a_thread_is_that_of_the_run(tmp_path):
+    """As in a server, whose thread may set no handlers."""
+    settings = config.load([f"--data_dir={tmp_path}", f"--checkpoint_dir={tmp_path}/run"])
+    with ThreadPoolExecutor() as threads, pytest.raises(DataError):
+        threads.submit(train, settings).result()
 
 
 def test_nohup_is_respected(char_data, tmp_path):
