@@ -5,11 +5,10 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 DRIVE = Path("/content/drive")  # Colab's mount point
 
@@ -168,10 +167,10 @@ def take_lock(path: Path, timeout: float = -1) -> FileLock:
     lock = FileLock(path, mode=0o666)  # another user of a shared folder takes it, too
     try:
         lock.acquire(timeout=0)
-    except Timeout:
+    except Timeout as error:
         # Without flock, filelock takes the file itself for the lock, which a kill leaves behind. It
         # removes those of dead processes on this machine, but cannot know about another machine's.
-        if isinstance(lock, SoftFileLock) and socket.gethostname() not in read_text(path).split():
+        if "cannot probe" in str(error):
             path.unlink(missing_ok=True)
         lock.acquire(timeout=timeout)
     except (NotImplementedError, OSError):

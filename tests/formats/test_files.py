@@ -4,6 +4,8 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -14,6 +16,7 @@ from filelock import Timeout
 
 from formats import files
 from formats.files import check_room, error_message
+from tests.conftest import ROOT
 
 
 def test_a_file_that_fails_while_it_is_written_stays_as_it_was(tmp_path):
@@ -141,6 +144,33 @@ def test_what_a_killed_process_left_locks_nothing_on_a_disk_without_flock(
     with pytest.raises(Timeout):  # of a process that lives
         files.take_lock(tmp_path / "lock", timeout=0)
     lock.release()
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+def test_a_lock_in_a_container_on_a_disk_without_flock_is_not_taken_twice(tmp_path):
+    """filelock adds the container to the machine's name."""
+    code = """if True:
+        import errno, fcntl, sys
+        from pathlib import Path
+        from filelock import Timeout
+        from formats import files
+
+        def flock(handle, operation):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        fcntl.flock = flock
+        first = files.take_lock(Path(sys.argv[1]))
+        try:
+            files.take_lock(Path(sys.argv[1]), timeout=0)
+        except Timeout:
+            print("taken once")
+    """
+    own_processes = ["unshare", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*own_processes, "true"], capture_output=True).returncode:
+        pytest.skip("may not make a namespace here")
+    command = [*own_processes, sys.executable, "-c", code, tmp_path / "lock"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout == "taken once\n", result.stderr
 
 
 def test_a_lock_is_waited_for_until_it_is_released(tmp_path):
