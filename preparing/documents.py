@@ -332,6 +332,7 @@ APART = "letters and accents apart (NFD)"
 MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
+ENTITIES = "codes of HTML, such as &amp; for &"
 JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
@@ -350,8 +351,10 @@ ADVICE = {
     APART: "--clean joins them, as keyboards type them",
     MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
-    HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; the text of Wikipedia"
-    " is at hf://datasets/wikimedia/wikipedia",
+    HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; for a table and for"
+    " Wikipedia, see docs/other-programs.md",
+    ENTITIES: r"""sed "s/&lt;/</g; s/&gt;/>/g; s/&#39;/'/g; s/&amp;/\&/g" FILE > FIXED"""
+    " writes the characters",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
@@ -375,9 +378,11 @@ MISREAD = re.compile(
     "Ã[\x80-\xbf]|Â[\xa0-\xbf]|â€[\x80-\xbf™œ“”˜]|(?:[ÐÑ][\x80-\xbf€-™ŒœŠšŽžŸƒˆ˜‚„†‡‰‹›]){3}"
 )
 PAGE = re.compile(
-    r"\s*(?:(?><!--.*?-->)\s*)*<(?:\?xml|!doctype|html|head|\w[^<>]*\sxmlns)\b",
+    r"\s*(?:(?><!--.*?-->)\s*)*<(?:(?:\?xml|!doctype|html|head|doc\sid|\w[^<>]*\sxmlns)\b"
+    r"|(?P<post>(?:a|b|blockquote|div|em|h[1-6]|i|ol|p|pre|span|strong|table|ul)\b))",
     re.IGNORECASE | re.DOTALL,
 )
+ENTITY = re.compile(r"(?<![\"'`(])&(?:amp|lt|gt|quot|nbsp|#39);(?![\"'`)])")  # not in quotes
 BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
@@ -426,8 +431,11 @@ def _found(text, kind):
         misread = list(MISREAD.finditer(text))
         if misread:
             yield TWICE, misread[0].start(), sum(len(found[0].encode()) for found in misread)
-    if PAGE.match(text):
+    page = PAGE.match(text)
+    if page and (not page["post"] or text.rstrip().endswith(">")):
         yield HTML, 0, len(data)
+    elif "</" not in text and (entities := list(ENTITY.finditer(text))):
+        yield ENTITIES, entities[0].start(), sum(len(found[0]) for found in entities)
     books = list(BOOK.finditer(text)) if "PROJECT GUTENBERG" in text else []
     if books:
         size = len(data) - sum(len(book[0].encode()) for book in books)

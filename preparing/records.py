@@ -41,7 +41,10 @@ OTHER_ENCODING = (
     "If files are in another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic),"
     " cp1256 (Arabic), gb18030 (Chinese), cp949 (Korean), cp932 (Japanese: Shift JIS) or utf-16"
 )
-RENAME = "or rename a question and its answer to question and answer"
+RENAME = (
+    "rename a question and its answer to question and answer, or make text of several fields with"
+    " a command of docs/other-programs.md"
+)
 SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # Excel's line that names the separator
 
 
@@ -81,11 +84,9 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
     fields = fields_of(record, text_field)
     if not fields:
         names = shown(list(record)) or "nothing"
-        nested = any(isinstance(value, dict | list) for value in record.values())
         raise InputError(
             f"no field {text_field or TEXT!r}, there is {names}; name the text's field with"
             f" --text_field, {RENAME}"
-            f"{', or make text of it with a command of docs/other-programs.md' * nested}"
         )
     known = {name if text_field else name.lower(): record[name] for name in fields}
     filled = [name for name, value in known.items() if value]

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, GUTENBERG
+from preparing.documents import ADVICE, ENTITIES, GUTENBERG
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, read
 from tokenizer_bpe import EOT
@@ -73,6 +73,9 @@ NOTICED = {
     "<!-- saved -->\n<html><p>Hello": ("HTML or XML with its markup", 29),
     '<mediawiki xmlns="http://www.mediawiki.org/"><page/>': ("HTML or XML with its markup", 52),
     '<?xml version="1.0"?>\n<TEI>Hello': ("HTML or XML with its markup", 32),
+    '<doc id="7" title="A">\nA &lt; B': ("HTML or XML with its markup", 31),
+    "<p>Why?</p>\n\n<pre>a &amp; b</pre>\n": ("HTML or XML with its markup", 34),
+    "Salt &amp; pepper, it&#39;s &quot;good&quot;\n": (ENTITIES, 22),
     "A\n*** START OF THE PROJECT GUTENBERG EBOOK 7 ***\nHi\n*** END OF THE PROJECT": (
         "Project Gutenberg's notes before and after a book",
         14,
@@ -105,10 +108,11 @@ ORDINARY = (
 LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than anyone waits
 
 
-CODE = 'CODES = {"a": 1}\n'
+CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
+README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;)\n"
 
 
-@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE], ids=["ORDINARY", "LONG", "CODE"])
+@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README])
 def test_ordinary_text_is_not_counted(tmp_path, text):
     assert read(tmp_path / "a.txt", text) == ([text], {})
 
@@ -132,6 +136,14 @@ def test_the_advice_for_project_gutenberg_keeps_the_books():
     command = shlex.split(ADVICE[GUTENBERG].partition(" FILE.txt")[0])
     kept = subprocess.run(command, input=2 * book, stdout=-1, text=True).stdout
     assert kept == 2 * text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
+def test_the_advice_for_codes_of_html_writes_the_characters():
+    command = shlex.split(ADVICE[ENTITIES].partition(" FILE ")[0])
+    text = "1 &lt; 2 &amp;&amp; 2 &gt; 1, isn&#39;t it?\n"
+    fixed = subprocess.run(command, input=text, stdout=-1, text=True).stdout
+    assert fixed == "1 < 2 && 2 > 1, isn't it?\n"
 
 
 TALK = "System: Be kind.\n\nUser: Hello?\n\nAssistant: Good day.\n\n"
@@ -201,7 +213,7 @@ BAD = [
     ({"Question": "a", "QUESTION": "b", "Answer": "c"}, "no field 'text', there is 'Question', "),
     (
         {"title": "a", "mapping": {}},
-        "'mapping'; name .*, or make text of it with a command of docs/",
+        "'mapping'; name .*, or make text of several fields with a command of docs/",
     ),
     ({"prompt": [{"role": "user"}], "completion": "x"}, "'prompt' is .*, not a text"),
 ]
