@@ -149,7 +149,9 @@ CHATGPT = {  # a tree: the assistant replied twice to c, and d is not shown
 EXPORTS = {  # the comment above a command: the file that it reads, and what it writes
     "WhatsApp": (
         "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
-        "15.04.2016, 15:04 - Anna-Lea: Hey [1]\n01/20/2019, 11:23 a. m. - Bo: - x\n",
+        "15.04.2016, 15:04 - Anna-Lea: Hey [1]\n"
+        "\u200e[9/22/26, 10:17:02\u202fAM] Bo: \u200eimage omitted\r\n"
+        "15.04.2016, 15:04 - Bo: <Media omitted>\n01/20/2019, 11:23 a. m. - Bo: - x\n",
         "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\n",
     ),
     "Telegram": (json.dumps({"messages": TELEGRAM}), "Bo: Hi\nAnna: a link\n"),
@@ -192,10 +194,29 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "2\r\n00:00:02,000 --> 00:00:03,000\r\nyou 2!\r\n",
         "- Hello,\nyou 2!\n",
     ),
+    "subtitles,": (  # as YouTube makes them
+        "WEBVTT\nKind: captions\nLanguage: en\n\n00:00:01.000 --> 00:00:03.000 align:start\n \n"
+        "to<00:00:01.500><c> all</c>\n\n00:00:03.000 --> 00:00:03.010 align:start\nto all\n \n\n"
+        "00:00:03.010 --> 00:00:05.000 align:start\nto all\nof<00:00:04.000><c> you</c>\n",
+        "to all\nof you\n",
+    ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
-    "a text in": ("Anna\nBo\n", '{"text":"Anna"}\n{"text":"Bo"}\n'),
-    "chess games": ("[Event 1]\ne4\n", "<|endoftext|>\n[Event 1]\ne4\n"),
-    "texts with": ("a\n%\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
+    "a text in": ("Anna\r\nBo\n", '{"text":"Anna"}\n{"text":"Bo"}\n'),
+    "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
+    "texts with": ("a\n%\r\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
+    "the moves of chess": (
+        '[Event "a"]\n[Result "*"]\n\n1. e4 { [%clk 0:03:00] } 1... e5 { [%clk 0:03:00] } *\n\n',
+        "<|endoftext|>\n1. e4 e5 *\n",
+    ),
+    "DNA or": (">a\nACG\nTn\n>b\r\nAC\r\n", '{"text":"ACGTN"}\n{"text":"AC"}\n'),
+    "several columns": (
+        '\ufeff,title,directions\n1,Soup,"[""Boil."",\n""Serve.""]"\n',
+        '{"text": "Soup\\n\\n[\\"Boil.\\",\\n\\"Serve.\\"]"}\n',
+    ),
+    "a column with": (
+        'Id,Body\n1,"<p>1 &lt; 2</p>\n<a href=""x"">b</a>"\n',
+        '{"text": "1 < 2\\nb"}\n',
+    ),
 }
 
 
@@ -204,7 +225,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt)|inbox.mbox|jokes", command)[0]
+    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt|fa|csv)|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).parent.mkdir(exist_ok=True)
