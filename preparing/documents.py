@@ -353,8 +353,8 @@ ADVICE = {
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; for a table and for"
     " Wikipedia, see docs/other-programs.md",
-    ENTITIES: r"""sed "s/&lt;/</g; s/&gt;/>/g; s/&#39;/'/g; s/&amp;/\&/g" FILE > FIXED"""
-    " writes the characters",
+    ENTITIES: r"""sed -E "s/&lt;/</g; s/&gt;/>/g; s/&(apos|#0?39|#x27);/'/g; s/&amp;/\&/g" FILE"""
+    " > FIXED writes most of the characters",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
@@ -382,7 +382,9 @@ PAGE = re.compile(
     r"|(?P<post>(?:a|b|blockquote|div|em|h[1-6]|i|ol|p|pre|span|strong|table|ul)\b))",
     re.IGNORECASE | re.DOTALL,
 )
-ENTITY = re.compile(r"(?<![\"'`(])&(?:amp|lt|gt|quot|nbsp|#39);(?![\"'`)])")  # not in quotes
+ENTITY = re.compile(
+    r"(?<![\"'`(])&(?:amp|lt|gt|quot|apos|nbsp|#\d{2,5}|#x\w{2,4});(?![\"'`)])"
+)  # not in quotes
 BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
