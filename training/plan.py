@@ -92,7 +92,7 @@ def warnings(run: Run) -> list[str]:
     if parameters > OVERFITS * tokens and not c.init_from:
         found.append(
             f"{tokens:,} tokens of text for {parameters:,} parameters: the model will overfit; use"
-            " more text, or a smaller n_layer and n_embd"
+            " more text, trained weights (docs/fine-tuning.md), or a smaller n_layer and n_embd"
         )
     more, free, place = disk_space(run)
     if more > free and not run.schedule.done:
