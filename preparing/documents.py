@@ -332,7 +332,7 @@ APART = "letters and accents apart (NFD)"
 MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
-ENTITIES = "codes of HTML, such as &amp; for &"
+HTML_CODES = "codes of HTML, such as &amp; or <br /><br />"
 JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
@@ -353,8 +353,8 @@ ADVICE = {
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; for a table and for"
     " Wikipedia, see docs/other-programs.md",
-    ENTITIES: r"""sed -E "s/&lt;/</g; s/&gt;/>/g; s/&(apos|#0?39|#x27);/'/g; s/&amp;/\&/g" FILE"""
-    " > FIXED writes most of the characters",
+    HTML_CODES: r"""sed -E "s/&lt;/</g; s/&gt;/>/g; s/&(apos|#0?39|#x27);/'/g; s/<br ?\/?>/ /g;"""
+    r' s/&amp;/\&/g" FILE > FIXED writes most of the characters',
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
@@ -382,9 +382,11 @@ PAGE = re.compile(
     r"|(?P<post>(?:a|b|blockquote|div|em|h[1-6]|i|ol|p|pre|span|strong|table|ul)\b))",
     re.IGNORECASE | re.DOTALL,
 )
-ENTITY = re.compile(
-    r"(?<![\"'`(])&(?:amp|lt|gt|quot|apos|nbsp|#\d{2,5}|#x\w{2,4});(?![\"'`)])"
-)  # not in quotes
+# Not in quotes. Both expressions begin with a fixed character, which makes the search fast.
+CODES = (
+    re.compile(r"&(?<![\"'`(]&)(?:amp|lt|gt|quot|apos|nbsp|#\d{2,5}|#x\w{2,4});(?![\"'`)])"),
+    re.compile(r"<br ?/?>\s*<br ?/?>"),
+)
 BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
@@ -436,8 +438,10 @@ def _found(text, kind):
     page = PAGE.match(text)
     if page and (not page["post"] or text.rstrip().endswith(">")):
         yield HTML, 0, len(data)
-    elif "</" not in text and (entities := list(ENTITY.finditer(text))):
-        yield ENTITIES, entities[0].start(), sum(len(found[0]) for found in entities)
+    elif "</" not in text:
+        codes = [found for pattern in CODES for found in pattern.finditer(text)]
+        if codes:
+            yield HTML_CODES, codes[0].start(), sum(len(found[0]) for found in codes)
     books = list(BOOK.finditer(text)) if "PROJECT GUTENBERG" in text else []
     if books:
         size = len(data) - sum(len(book[0].encode()) for book in books)

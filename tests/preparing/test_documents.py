@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, ENTITIES, GUTENBERG
+from preparing.documents import ADVICE, GUTENBERG, HTML_CODES
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, read
 from tokenizer_bpe import EOT
@@ -75,7 +75,8 @@ NOTICED = {
     '<?xml version="1.0"?>\n<TEI>Hello': ("HTML or XML with its markup", 32),
     '<doc id="7" title="A">\nA &lt; B': ("HTML or XML with its markup", 31),
     "<p>Why?</p>\n\n<pre>a &amp; b</pre>\n": ("HTML or XML with its markup", 34),
-    "Salt &amp; pepper, it&#8217;s &quot;good&quot;\n": (ENTITIES, 24),
+    "Salt &amp; pepper, it&#8217;s &quot;good&quot;\n": (HTML_CODES, 24),
+    "Bad.<br /><br />Very bad. <br>\n": (HTML_CODES, 12),
     "A\n*** START OF THE PROJECT GUTENBERG EBOOK 7 ***\nHi\n*** END OF THE PROJECT": (
         "Project Gutenberg's notes before and after a book",
         14,
@@ -140,8 +141,8 @@ def test_the_advice_for_project_gutenberg_keeps_the_books():
 
 @pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
 def test_the_advice_for_codes_of_html_writes_the_characters():
-    command = shlex.split(ADVICE[ENTITIES].partition(" FILE ")[0])
-    text = "1 &lt; 2 &amp;&amp; 2 &gt; 1, isn&#39;t &apos;it&apos;?\n"
+    command = shlex.split(ADVICE[HTML_CODES].partition(" FILE ")[0])
+    text = "1 &lt; 2 &amp;&amp; 2 &gt; 1, isn&#39;t<br />&apos;it&apos;?\n"
     fixed = subprocess.run(command, input=text, stdout=-1, text=True).stdout
     assert fixed == "1 < 2 && 2 > 1, isn't 'it'?\n"
 
