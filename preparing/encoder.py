@@ -268,6 +268,7 @@ def new_encoder(tokenizer: Tokenizer):
     # Without added tokens: it is not given texts that spell ordinary ones; special ones are text.
     description = tokenizer.description | {"added_tokens": [], "normalizer": None}
     with contextlib.suppress(Exception):  # it defines no exception types
+        import awkward  # noqa: F401 - gigatoken returns lists without it
         import gigatoken
 
         return gigatoken.Tokenizer.from_json(json.dumps(description))

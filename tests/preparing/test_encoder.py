@@ -73,12 +73,13 @@ def test_other_ids_end_the_work_before_they_are_written():
         other.encode([prose()[:1000]])
 
 
-def test_the_folder_is_the_same_without_gigatoken(tmp_path):
+@pytest.mark.parametrize("missing", ["gigatoken", "awkward"])
+def test_the_folder_is_the_same_without_gigatoken_and_what_it_needs(tmp_path, missing):
     (tmp_path / "text.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     arguments = ["prepare_data.py", tmp_path / "text.txt", "--vocab_size", 400, "--out"]
     fast = ok(run_script(*arguments, tmp_path / "fast"))
     assert "with gigatoken" in fast.stdout
-    code = "import sys, runpy; sys.modules['gigatoken'] = None; sys.argv = sys.argv[1:];"
+    code = f"import sys, runpy; sys.modules['{missing}'] = None; sys.argv = sys.argv[1:];"
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     plain = ok(run_script("-c", code, *arguments, tmp_path / "plain"))
     assert "with tiktoken" in plain.stdout
