@@ -335,6 +335,7 @@ HTML = "HTML or XML with its markup"
 HTML_CODES = "codes of HTML, such as &amp; or <br /><br />"
 JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
+LIST = "nothing but short lines, such as a list of names"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 NO_REPLY = "conversations in which the assistant says nothing"
 EMPTY_REPLY = "conversations with an empty reply"
@@ -359,6 +360,7 @@ ADVICE = {
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
     " export of another program, docs/other-programs.md makes text",
+    LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
@@ -395,6 +397,7 @@ TIME = re.compile(
     r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
     re.MULTILINE,
 )
+SHORT_LINES = re.compile(r"(?:[^\n]{1,40}\n){100,}+[^\n]{0,40}\Z")
 HEAD_CHARS = 500  # the first time is within these
 FEWEST_TIMES = 3
 # Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.
@@ -448,6 +451,8 @@ def _found(text, kind):
         yield GUTENBERG, books[0].start(), size
     if kind == "txt" and OBJECT.match(text):
         yield JSON, 0, len(data)
+    if kind == "txt" and SHORT_LINES.match(text):
+        yield LIST, 0, len(data)
     times = list(TIME.finditer(text)) if TIME.search(text, 0, HEAD_CHARS) else []
     if len(times) >= FEWEST_TIMES:
         yield TIMES, times[0].start(), sum(len(found[0].encode()) for found in times)

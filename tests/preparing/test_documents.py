@@ -84,6 +84,7 @@ NOTICED = {
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
     '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
     'window.YTD.tweets.part0 = [\n {\n  "tweet": {} } ]\n': ("JSON, as plain text", 49),
+    "Anna Lena\nBo\n" * 50 + "Zoe": ("nothing but short lines, such as a list of names", 653),
     "[31.12.24, 20:52:25] Bo: Hi\n" * 3: (TIMES, 3 * 16),
     "01/20/2019, 11:23 a. m. - Bo: Hi\n" * 3: (TIMES, 3 * 17),
     "2024-01-31 11:23:01,123 - INFO - start\n" * 3: (TIMES, 3 * 16),
@@ -110,10 +111,11 @@ LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than any
 
 
 CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
+POEM = "A line\n" * 99 + "\n" + "A line\n" * 99
 README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;)\n"
 
 
-@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README])
+@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM])
 def test_ordinary_text_is_not_counted(tmp_path, text):
     assert read(tmp_path / "a.txt", text) == ([text], {})
 

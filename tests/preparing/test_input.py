@@ -135,7 +135,7 @@ BAD = [
         "问,答\n你好,你好\n".encode("gbk"),
         "a.csv: its first line is not UTF-8. If files are in another encoding",
     ),
-    ("a.csv", "问,答\n你好,你好\n".encode(), "'问', '答': name one with --text_field, or rename"),
+    ("a.csv", "问,答\n你好,你好\n".encode(), "'问', '答': name one with --text_field, rename"),
     ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
     ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value, in row 2"),
     ("a.json", b'{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "there is 'train', 'test'"),
