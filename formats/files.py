@@ -5,12 +5,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 DRIVE = Path("/content/drive")  # Colab's mount point
+PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between the tries of `patiently`
 
 
 @contextlib.contextmanager
@@ -20,7 +22,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield partial
         sync(partial)
-        os.replace(partial, path)
+        patiently(os.replace, partial, path)
     finally:
         partial.unlink(missing_ok=True)
     sync(path.parent)
@@ -58,12 +60,24 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         sync(partial)
         if path.is_dir():
             delete_folder(old)  # left by a crash
-            os.replace(path, old)
-        os.replace(partial, path)
+            patiently(os.replace, path, old)
+        patiently(os.replace, partial, path)
     finally:
         delete_folder(partial)
     delete_folder(old)
     sync(path.parent)
+
+
+def patiently(action: Callable, *arguments) -> None:
+    """Call action(*arguments), with tries for three seconds while it is not permitted.
+
+    Windows neither renames nor deletes what another program has open, such as a virus scanner.
+    """
+    for pause in PAUSES:
+        with contextlib.suppress(PermissionError):
+            return action(*arguments)
+        time.sleep(pause)
+    return action(*arguments)
 
 
 def delete_folder(path: Path) -> None:

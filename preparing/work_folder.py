@@ -30,6 +30,7 @@ from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
     fingerprint,
     is_foreign,
+    patiently,
     read_checked,
     read_json,
     read_text,
@@ -355,14 +356,14 @@ class WorkFolder:
 
         Deletes plan and journal first: otherwise later work would continue files that have moved.
         """
-        self.journal.unlink(missing_ok=True)
-        (self.path / "plan.json").unlink(missing_ok=True)
+        for file in (self.journal, self.path / "plan.json"):
+            patiently(file.unlink, True)
         if (self.path / FILES[0]).exists():  # delete the old dataset, meta.json first
             for name in reversed(FILES):
-                (self.out / name).unlink(missing_ok=True)
+                patiently((self.out / name).unlink, True)
         for name in FILES:
             if (self.path / name).exists():
-                os.replace(self.path / name, self.out / name)
+                patiently(os.replace, self.path / name, self.out / name)
 
     def _clear(self):
         with self.writing_plan:

@@ -16,7 +16,7 @@ import numpy as np
 
 from command_line import plural
 from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
-from formats.files import read_checked, sha256, write_checked
+from formats.files import patiently, read_checked, sha256, write_checked
 from preparing import PrepareError
 from preparing.chunks import CHUNK_BYTES, Position
 from preparing.documents import CleaningReport, Seen
@@ -175,7 +175,7 @@ class SplitWriter:
                 sha256=sha256(mask_path),
             )
         else:
-            mask_path.unlink()
+            patiently(mask_path.unlink)
         return split
 
 

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -47,6 +48,33 @@ def test_a_folder_is_replaced_with_all_that_was_in_it(tmp_path):
             (partial / name).touch()
     assert [file.name for file in path.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_not_permitted_is_tried_again_for_seconds():
+    errors = [PermissionError(errno.EACCES, "in use")] * 2
+    begin, done = time.monotonic(), []
+
+    def action(value):
+        if errors:
+            raise errors.pop()
+        done.append(value)
+
+    files.patiently(action, 1)
+    assert done == [1] and time.monotonic() - begin > 0.29
+    begin = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        files.patiently(os.unlink, "nothing")
+    assert time.monotonic() - begin < 0.1
+
+
+@pytest.mark.skipif(os.name != "nt", reason="elsewhere a file that is open can be replaced")
+def test_a_file_that_another_program_reads_for_a_moment_is_replaced(tmp_path):
+    path = tmp_path / "a.txt"
+    files.write_text(path, "before")
+    with open(path, encoding="utf-8") as scanner:
+        threading.Timer(0.5, scanner.close).start()
+        files.write_text(path, "after")
+    assert path.read_text("utf-8") == "after"
 
 
 def test_only_an_error_of_the_disk_asks_for_room(tmp_path):
