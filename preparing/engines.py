@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from formats.files import error_message
@@ -51,6 +51,13 @@ def begin(function: Callable, *arguments) -> Future:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def result_of(future: Future) -> object:
+    """As future.result(). On Windows, Ctrl-C has no effect until a wait ends: these are short."""
+    while not future.done():
+        wait([future], 0.5)
+    return future.result()
 
 
 # -- a Ray cluster

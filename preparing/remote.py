@@ -23,7 +23,7 @@ from formats.address import (
 )
 from formats.files import error_message, sync
 from preparing import InputError, PrepareError, need
-from preparing.engines import begin
+from preparing.engines import begin, result_of
 
 # The package for each protocol, by its name on PyPI.
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"} | dict.fromkeys(WEB, "aiohttp")
@@ -158,7 +158,7 @@ class DownloadCache:
                 path = self._path(source)
                 if path not in self.fetched:
                     self.fetched[path] = begin(self._fetch, source, path)
-            return self.fetched[self._path(wanted[0])].result()
+            return result_of(self.fetched[self._path(wanted[0])])
         except OSError as error:
             raise PrepareError(
                 f"{self.folder}: {error.strerror or error}; make room, or give a smaller"

@@ -17,7 +17,7 @@ from command_line import plural, si
 from formats.files import write_text
 from preparing.chunks import Chunk, Options, Position
 from preparing.documents import documents_of
-from preparing.engines import begin
+from preparing.engines import begin, result_of
 from preparing.sources import Source
 from preparing.summary import Progress
 from preparing.work_folder import TEXT_BYTES, WorkFolder
@@ -55,7 +55,7 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
         return Tokenizer.load(work.tokenizer), "as the run before made it"
     if asked == "bpe":
         # In a thread, so that Ctrl-C does not wait for it.
-        tokenizer, origin = begin(train_tokenizer, work).result()
+        tokenizer, origin = result_of(begin(train_tokenizer, work))
     elif asked == "char":
         found = all_characters(work)
         tokenizer, origin = Tokenizer.characters(found), plural(len(found), "different character")
