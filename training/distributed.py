@@ -35,9 +35,9 @@ WAIT_S = 10  # seconds until a process prints what it is waiting for
 PATIENCE = timedelta(hours=3)
 # {launcher that does not join its processes: its variable with their number}.
 UNJOINED = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
-# They end a run with a save; Windows has the first two. SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU:
-# the soft limit of CPU time, as in ulimit -St.
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU")
+# They end a run with a save. SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU: the soft limit of CPU
+# time, as in ulimit -St. SIGBREAK: Windows' Ctrl-Break, which a program can send to another there.
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU", "SIGBREAK")
 SIGNALS = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
 
 # Only init() and join() set these.

@@ -227,6 +227,18 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     assert run_folder.read_state(tmp_path / f"step_{step:08d}")["step"] == step
 
 
+@pytest.mark.skipif(os.name != "nt", reason="Ctrl-Break is Windows'")
+def test_ctrl_break_saves_and_leaves(char_data, tmp_path):
+    endless = ["--max_steps=100000", "--eval_interval=0"]
+    group = subprocess.CREATE_NEW_PROCESS_GROUP
+    process = start(char_data, tmp_path, *endless, creationflags=group)
+    wait_until(process, lambda: losses(tmp_path)[0])
+    process.send_signal(signal.CTRL_BREAK_EVENT)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGBREAK, err
+    assert re.search(r"SIGBREAK: step [\d,]+ is saved", out)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
 def test_a_signal_cuts_an_evaluation_short(char_data, tmp_path):
     slow = ["--eval_batches=0", "--micro_batch_size=1", "--block_size=8", "--max_steps=100000"]
