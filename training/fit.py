@@ -35,6 +35,10 @@ from training.run import Run, largest_divisor
 from training.step import evaluate, forward_backward
 
 COMPILERS = {"win32": "cl", "darwin": "clang++"}  # called by torch.compile on a CPU; else g++
+REMEDIES = {
+    "win32": "start in Visual Studio's x64 Native Tools Command Prompt, with its C++ tools",
+    "darwin": "xcode-select --install",
+}
 # Characters not allowed in a path, since torch.compile splits its commands as a shell does.
 BREAKS_COMMAND = re.compile(r"[\s'\"]")
 
@@ -145,9 +149,8 @@ def compiler_obstacle(device: str) -> str:
     elif device != "cpu":
         return ""
     if not any(map(shutil.which, names)):
-        return (
-            f"there is no compiler {' or '.join(names)}; on Debian: apt-get install g++ python3-dev"
-        )
+        remedy = REMEDIES.get(sys.platform, "on Debian: apt-get install g++ python3-dev")
+        return f"there is no compiler {' or '.join(names)}; {remedy}"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return (
             f"Python's headers are not in {sysconfig.get_path('include')}; on Debian: apt-get"
