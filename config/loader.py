@@ -12,7 +12,6 @@ import os
 import re
 import reprlib
 import runpy
-import shlex
 import traceback
 import typing
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
 
-from command_line import LOGIN, UserError, near, our_file, our_tool, place, unquoted
+from command_line import LOGIN, UserError, near, our_file, our_tool, place, quote, unquoted
 
 # Names in nanoGPT and in other programs, and what to write here.
 OTHERS = {
@@ -53,7 +52,7 @@ KINDS = {
     int: "a whole number from {low:,} to {high:,}",
     float: "a number from {low:,} to {high:,}",
     str: "a text that is not empty",
-    list: 'a list of texts, as in \'["Once", "To be"]\'',
+    list: "a list of texts, as in \"['Once', 'To be']\"",
     NoneType: "None",
 }
 
@@ -266,7 +265,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
     if not path.exists():
         data = "data/NAME"
         if (folder / "meta.json").exists():
-            data = shlex.quote(folder.as_posix())
+            data = quote(folder.as_posix())
         raise ConfigError(
             f"{folder} is not the folder of a run: it has no config.json. A new run takes a"
             f" preset:\n  python {our_file('train.py')} config/laptop.py --data_dir={data}"
@@ -286,7 +285,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
             f"{folder} is not the folder of a run: train.py did not write its config.json. If it"
             " holds weights in Hugging Face's format, a run of its own can start from them:\n"
             f"  python {our_file('train.py')} config/finetune.py"
-            f" --init_from={shlex.quote(folder.as_posix())}"
+            f" --init_from={quote(folder.as_posix())}"
         )
     return values | {"checkpoint_dir": str(folder), "resume": "auto", "profile": False}
 

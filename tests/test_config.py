@@ -47,6 +47,7 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         ("--epochs=2", "epochs", 2.0),
         ("--sample_prompts=Once", "sample_prompts", ["Once"]),
         ('--sample_prompts=["a", "b"]', "sample_prompts", ["a", "b"]),
+        ("--sample_prompts=['a', 'b']", "sample_prompts", ["a", "b"]),
         ("--batch_size=8", "batch_size", 8),
         ("--batch_size 8", "batch_size", 8),
         ("batch_size=8", "batch_size", 8),
