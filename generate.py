@@ -13,6 +13,7 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import contextlib
+import os
 import sys
 from argparse import Namespace
 
@@ -79,17 +80,18 @@ def answer(
 
 
 def session(loaded: LoadedModel, args: Namespace) -> None:
-    """Ask for prompts until Ctrl-D; a chat remembers the conversation.
+    """Ask for prompts until the input ends; a chat remembers the conversation.
 
     Ctrl-C ends a text, not the session.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  the arrow keys bring back earlier lines
+    end = "Ctrl-Z and Enter exit" if os.name == "nt" else "Ctrl-D exits"
     if args.chat:
         print("Enter a message; /new starts a new conversation", file=sys.stderr)
-        print("Ctrl-C stops the reply or clears the line, Ctrl-D exits", file=sys.stderr)
+        print(f"Ctrl-C stops the reply or clears the line, {end}", file=sys.stderr)
     else:
-        print("Enter a prompt; Ctrl-C stops the text, Ctrl-D exits", file=sys.stderr)
+        print(f"Enter a prompt; Ctrl-C stops the text, {end}", file=sys.stderr)
     conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
     while True:
         try:
