@@ -10,9 +10,9 @@ import difflib
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from shlex import quote
 
 # A character that a console lacks, as startup.set_up_streams lets it be shown.
 ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
         """What may be meant by a word that is not an argument."""
         if not word.startswith("-"):
             if self.text:
-                return f"; write --{self.text} {word!r}"
+                return f"; write --{self.text} {quote(word)}"
             return "; a value with blanks needs quotes around it"
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
         known = [option.removeprefix("--") for option in self._option_string_actions]
@@ -155,6 +155,14 @@ class Parser(argparse.ArgumentParser):
 
 
 # -- our files, as they are typed ------------------------------------------------------------------
+
+
+def quote(text: str, windows: bool = os.name == "nt") -> str:
+    """A word as it is typed in a shell. Windows' cmd knows double quotes alone."""
+    if not windows:
+        return shlex.quote(text)
+    path = text.replace("\\", "/")
+    return text if shlex.quote(path) == path else f'"{text}"'
 
 
 def our_file(file: str) -> str:

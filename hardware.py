@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 import processors
-from command_line import UserError, plural
+from command_line import UserError, plural, quote
 
 # Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
 # up in float32, and GB of memory of the smallest variant. The first key found in a device's name
@@ -49,8 +49,7 @@ GROUP_FILES = (
     ("", "memory.max", "memory.current", ""),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-PYTHON = f'"{sys.executable}"' if " " in sys.executable else sys.executable
-INSTALL = f"{PYTHON} -m pip install --force-reinstall torch --index-url"
+INSTALL = f"{quote(sys.executable)} -m pip install --force-reinstall torch --index-url"
 BUILDS = "https://download.pytorch.org/whl"
 # For GPUs from Turing on, on Linux with drivers of CUDA 12 too.
 BUILD = "cu130" if os.name == "nt" else "cu129"

@@ -53,9 +53,9 @@ def begin(*packages: str) -> None:
     if needed:
         place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
         python = Path(__file__).parent / ".venv" / place
-        from command_line import our_file  # an older Python cannot read it
+        from command_line import our_file, quote  # an older Python cannot read it
 
-        advice = f"{sys.executable} -m pip install -r {our_file('requirements.txt')}"
+        advice = f"{quote(sys.executable)} -m pip install -r {our_file('requirements.txt')}"
         advice += f" -c {our_file('constraints.txt')}"
         if python.exists() and python.parent != Path(sys.executable).parent:
             advice += f"\nor use {python}, which may have them"

@@ -8,13 +8,12 @@ import dataclasses
 import hashlib
 import json
 import math
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from command_line import UserError, our_file
+from command_line import UserError, our_file, quote
 from formats.files import few, fingerprint, write_checked
 from formats.files import sha256 as file_sha256
 
@@ -195,7 +194,7 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
 def check_masked(folder: str | Path, meta: Meta) -> None:
     """Raises DataError if the data has no replies to train on."""
     if not meta.splits["train"].counted("assistant").tokens:
-        tokenizer = shlex.quote(str(folder))
+        tokenizer = quote(str(folder))
         raise DataError(
             f"loss_on = assistant, but {folder} has no mask of the assistant's tokens: it holds no"
             " conversations. Prepare some, a list of messages a line:\n"
@@ -217,7 +216,7 @@ def check_validated(folder: str | Path, meta: Meta, loss_on: str) -> None:
 
 def _how_to_prepare(folder):
     """The message for a folder without prepared data: what to type, and which folders have some."""
-    text, out = "YOUR_TEXT", shlex.quote(folder.as_posix())
+    text, out = "YOUR_TEXT", quote(folder.as_posix())
     if (folder / ".partial").exists():
         return f"{folder.as_posix()} is not finished; repeat the command that prepares it"
     if folder.exists():

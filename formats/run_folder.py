@@ -14,9 +14,8 @@ import secrets
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from shlex import quote
 
-from command_line import UserError, our_file
+from command_line import UserError, our_file, quote
 from config.loader import RECORDED
 from formats.files import (
     atomic_folder,

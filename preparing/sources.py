@@ -10,7 +10,6 @@ import glob
 import http.client
 import os
 import re
-import shlex
 import shutil
 import stat
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from command_line import plural, without_credentials
+from command_line import plural, quote, without_credentials
 from formats.address import PAGE, protocol_of
 from formats.files import few, sha256, write_text
 from preparing import InputError, need
@@ -218,7 +217,7 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
     others = [kind for kind, _ in skipped.most_common() if kind.startswith((".", WITHOUT))]
     if others:
         last = "*" if others[0] == WITHOUT else "*.ENDING"
-        example = shlex.quote(f"{folder}/**/{last}")
+        example = quote(f"{folder}/**/{last}")
         counts += f"; to read other types, write a pattern in quotes, such as {example}"
     if not known:
         raise InputError(f"{place} holds no {FORMATS}, but {counts}{advice}")

@@ -6,7 +6,18 @@ import generating.terminal
 import preparing.arguments
 import tools.evaluate
 import tools.export
-from command_line import duration, local_path, near, our_file, our_tool, place, plural, short, si
+from command_line import (
+    duration,
+    local_path,
+    near,
+    our_file,
+    our_tool,
+    place,
+    plural,
+    quote,
+    short,
+    si,
+)
 from tests.conftest import ROOT
 
 PARSERS = {
@@ -90,7 +101,7 @@ def test_files_may_come_before_and_after_options():
         ("generate.py|--model|run", "did you mean --checkpoint?"),
         ("generate.py|--start=The", "did you mean --prompt?"),
         ("generate.py|--temp=1", "did you mean --temperature?"),
-        ("generate.py|Once upon", "unknown Once upon; write --prompt 'Once upon'"),
+        ("generate.py|Once upon", f"unknown Once upon; write --prompt {quote('Once upon')}"),
         ("prepare_data.py|a.txt|--vocab|300", "did you mean --vocab_size?"),
         ("prepare_data.py|a.txt|--output|d", "did you mean --out?"),
         ("tools.export|run|more|--out=a", "unknown more; a value with blanks needs quotes"),
@@ -126,6 +137,13 @@ def test_our_files_are_typed_with_their_folder_unless_it_is_the_current_one(tmp_
     monkeypatch.chdir(tmp_path)
     assert our_file("train.py") == str(ROOT / "train.py")
     assert our_tool("report") == str(ROOT / "tools" / "report.py")
+
+
+def test_words_are_quoted_as_the_shells_of_a_system_read_them():
+    assert quote("my texts/**/*.md", windows=False) == "'my texts/**/*.md'"
+    assert quote("my texts/**/*.md", windows=True) == '"my texts/**/*.md"'
+    assert quote(r"C:\texts\a-1.txt", windows=True) == r"C:\texts\a-1.txt"
+    assert quote(r"C:\Users\A B\python.exe", windows=True) == r'"C:\Users\A B\python.exe"'
 
 
 def test_durations_in_words():

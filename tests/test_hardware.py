@@ -2,18 +2,20 @@
 
 import os
 import re
+import sys
 
 import pytest
 import torch
 
 import hardware
 import processors
+from command_line import quote
 from preparing.arguments import parse
 from tools import command
 from training import RunError
 
 CPU = torch.device("cpu")
-PIP = re.escape(f"{hardware.PYTHON} -m pip")
+PIP = re.escape(f"{quote(sys.executable)} -m pip")
 
 
 def write(path, text=""):

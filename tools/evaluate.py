@@ -18,14 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import hardware
-from command_line import Parser, count, our_file, place
+from command_line import Parser, count, our_file, place, quote
 from config import Config
 from formats import huggingface, pretrained
 from formats.conversation import form_of

@@ -17,9 +17,8 @@ import re
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
-from shlex import quote
 
-from command_line import Parser, duration, local_path, place, plural
+from command_line import Parser, duration, local_path, place, plural, quote
 from config import Config
 from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import END, Form, form_of
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> None:
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
-        complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
+        complete = f"llama-completion -m {file} -p The -n 100 -no-cnv"
         lines.append(f"  llama-cli -m {file}" if form else f"  {complete}")
         modelfile = quote(args.modelfile.as_posix())
         lines.append(f"  ollama create {name} -f {modelfile} && ollama run {name}")

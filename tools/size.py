@@ -17,11 +17,10 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 
 import config as settings
 import hardware
-from command_line import Parser, local_path, our_file, place, positive
+from command_line import Parser, local_path, our_file, place, positive, quote
 from config import Config
 from formats import files
 from tools import command

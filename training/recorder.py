@@ -14,13 +14,12 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from shlex import quote
 from unicodedata import category
 
 from tqdm import tqdm
 
 import hardware
-from command_line import duration, our_file, our_tool, plural
+from command_line import duration, our_file, our_tool, plural, quote
 from formats import files, run_folder
 from generating.text import complete
 from model import GPT

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from os.path import abspath
 from pathlib import Path
-from shlex import quote
 
-from command_line import our_file
+from command_line import our_file, quote
 from config import LEARNED, SETTINGS, Config, ConfigError
 from config.loader import fitting
 from formats import pretrained, run_folder
