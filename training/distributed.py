@@ -110,7 +110,8 @@ def join() -> None:
     if torch.cuda.is_available() and dist.is_nccl_available():
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=_store, rank=rank, world_size=world_size)
-    dist.distributed_c10d._set_pg_timeout(PATIENCE)  # not above: connecting has PyTorch's
+    # PyTorch 2.15 names it set_timeout. Not above: connecting has PyTorch's.
+    (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(PATIENCE)
     if not is_main:
         # Open until the process ends; it takes all text, as the first process's does.
         sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
