@@ -386,7 +386,7 @@ PAGE = re.compile(
 )
 # Not in quotes. Both expressions begin with a fixed character, which makes the search fast.
 CODES = (
-    re.compile(r"&(?<![\"'`(]&)(?:amp|lt|gt|quot|apos|nbsp|#\d{2,5}|#x\w{2,4});(?![\"'`)])"),
+    re.compile(r"&(?<![\"'`(]&)(?:amp|lt|gt|quot|apos|nbsp|#\d{2,5}|#x\w{2,4});(?![\"'`),])"),
     re.compile(r"<br ?/?>\s*<br ?/?>"),
 )
 BOOK = re.compile(

@@ -112,7 +112,7 @@ LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than any
 
 CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
 POEM = "A line\n" * 99 + "\n" + "A line\n" * 99
-README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;)\n"
+README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;), as &gt;, &#62;,\n"
 
 
 @pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM])
