@@ -213,6 +213,10 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '\ufeff,title,directions\n1,Soup,"[""Boil."",\n""Serve.""]"\n',
         '{"text": "Soup\\n\\n[\\"Boil.\\",\\n\\"Serve.\\"]"}\n',
     ),
+    "several fields": (
+        '[{"country": "Italy", "points": 87, "description": "Dry."}]',
+        '{"text":"Italy: Dry."}\n',
+    ),
     "a column with": (
         'Id,Body\n1,"<p>1 &lt; 2</p>\n<a href=""x"">b</a>"\n',
         '{"text": "1 < 2\\nb"}\n',
