@@ -215,7 +215,9 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
     counts = few([f"{n:,} {ending}" for ending, n in skipped.most_common()])
     counts = counts or "nothing, hidden folders aside"
     others = [kind for kind, _ in skipped.most_common() if kind.startswith((".", WITHOUT))]
-    if others:
+    if others and (problem := foreign(others[0])):
+        counts += f"; {others[0]} is {problem}"
+    elif others:
         last = "*" if others[0] == WITHOUT else "*.ENDING"
         example = quote(f"{folder}/**/{last}")
         counts += f"; to read other types, write a pattern in quotes, such as {example}"

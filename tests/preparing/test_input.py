@@ -170,7 +170,9 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     assert result.stderr.endswith("but nothing, hidden folders aside\n")
     (folder / "wiki_00").write_bytes(b"x")
     fails(folder, "but 1 without ending; to read", f"'{tmp_path}/my [[]old] pictures/**/*'")
-    (folder / "wiki_00").unlink()
+    (folder / "wiki_00").rename(folder / "a.pdf")
+    fails(folder, "but 1 .pdf; .pdf is a PDF; pdftotext FILE FILE.txt converts it")
+    (folder / "a.pdf").unlink()
     (folder / "a.png").write_bytes(b"x")
     (folder / "b.MD").write_bytes(b"x")
     fails(
