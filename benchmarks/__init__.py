@@ -114,12 +114,14 @@ def machine(device: torch.device) -> dict:
     values["processor"] = platform.machine()
     values["torch"] = torch.__version__
     if cpuinfo.exists():
-        flags = cpuinfo.read_text().split()
+        flags = cpuinfo.read_text(encoding="utf-8").split()
         values["instructions"] = [name for name in INSTRUCTIONS if name in flags]
     if device.type == "cuda":
         values["cuda"] = torch.version.cuda
         driver = Path("/sys/module/nvidia/version")  # on Linux
-        values["driver"] = driver.read_text().strip() if driver.exists() else "unknown"
+        values["driver"] = (
+            driver.read_text(encoding="utf-8").strip() if driver.exists() else "unknown"
+        )
     return values
 
 

@@ -105,7 +105,7 @@ def llama_cpp(path: str, prompt: list[int], new: int) -> float:
     """llama.cpp with a GGUF file, on as many threads as ours. Its prompt has as many words."""
     words = [path, " the" * len(prompt), new, torch.get_num_threads()]
     command = ["node", LLAMA_CPP, *map(str, words)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     return speed(json.loads(result.stdout)["stamps"], 1)
 
 

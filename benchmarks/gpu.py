@@ -93,7 +93,7 @@ def run(words: list[str], limit: float, log: Path) -> str:
         env=ENVIRONMENT | tuned,
     )
     try:
-        with open(log, "w") as file:
+        with open(log, "w", encoding="utf-8") as file:
             for line in process.stdout:
                 print(f"  {line}", end="", flush=True)
                 print(line, end="", file=file, flush=True)

@@ -56,7 +56,7 @@ def prepare(arguments: list[str]) -> tuple[dict[str, float], str]:
     """Run prepare_data.py: what it took, and its summary."""
     started, peak = time.perf_counter(), 0
     words = [sys.executable, "prepare_data.py", *arguments]
-    process = psutil.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = psutil.Popen(words, stdout=subprocess.PIPE, encoding="utf-8")
     while process.poll() is None:
         with contextlib.suppress(psutil.Error):  # it has just ended, or 0.1 s are over
             peak = max(peak, process.memory_info().rss)
