@@ -35,7 +35,9 @@ def place(text: str) -> str:
     lacks its characters shows it, such as caf\\xe9. Raises ArgumentTypeError if only blanks are
     left, as after an empty variable, and for a home folder that does not exist.
     """
-    found = os.path.expanduser(text if os.path.lexists(text) else unquoted(text))
+    found = text if os.path.lexists(text) else unquoted(text)
+    if os.name != "nt" or re.match(r"~([\\/]|$)", found):  # there, ~c would be C:\Users\c
+        found = os.path.expanduser(found)
     unescaped = ESCAPE.sub(lambda escape: chr(int(escape[0][2:], 16)), found)
     if not os.path.lexists(found) and os.path.lexists(unescaped):
         found = unescaped

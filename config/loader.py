@@ -373,7 +373,7 @@ def check(c) -> None:
         raise ConfigError(
             f"checkpoint_dir = {run} holds prepared data or one step of a run; choose another"
         )
-    copy = Path(re.sub("^(file|local)://", "", mirror), run.resolve().name)
+    copy = Path(re.sub(r"^(file|local)://(/(?=\w:))?", "", mirror), run.resolve().name)
     if mirror and copy.resolve() == run.resolve():
         raise ConfigError(
             f"mirror = {mirror}: the copy of this run would be the run itself; choose a folder on"

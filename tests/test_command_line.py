@@ -1,5 +1,7 @@
 """command_line.py: what people type, in the parsers of all programs."""
 
+from pathlib import Path
+
 import pytest
 
 import generating.terminal
@@ -18,7 +20,7 @@ from command_line import (
     short,
     si,
 )
-from tests.conftest import ROOT
+from tests.conftest import HOME, ROOT
 
 PARSERS = {
     "generate.py": generating.terminal.parse_args,
@@ -70,9 +72,9 @@ def test_a_name_is_taken_as_a_console_shows_it(tmp_path, monkeypatch, name):
     ],
 )
 def test_paths_are_meant_as_in_a_shell(monkeypatch, line, name, typed):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv(HOME, "/home/me")
     value = getattr(parse(line.format(typed.format("~/d.gguf"))), name)
-    assert str(value[0] if isinstance(value, list) else value) == "/home/me/d.gguf"
+    assert Path(value[0] if isinstance(value, list) else value) == Path("/home/me/d.gguf")
 
 
 def test_files_may_come_before_and_after_options():
@@ -135,8 +137,8 @@ def test_our_files_are_typed_with_their_folder_unless_it_is_the_current_one(tmp_
     assert (our_file("train.py"), our_tool("report")) == ("train.py", "-m tools.report")
     (tmp_path / "train.py").touch()  # another program's, such as nanoGPT's
     monkeypatch.chdir(tmp_path)
-    assert our_file("train.py") == str(ROOT / "train.py")
-    assert our_tool("report") == str(ROOT / "tools" / "report.py")
+    assert our_file("train.py") == (ROOT / "train.py").as_posix()
+    assert our_tool("report") == (ROOT / "tools" / "report.py").as_posix()
 
 
 def test_words_are_quoted_as_the_shells_of_a_system_read_them():
