@@ -29,6 +29,7 @@ from tokenizer_bpe import Tokenizer
 
 ROOT = Path(__file__).parent.parent
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost"  # servers of the tests
+HOME = "USERPROFILE" if os.name == "nt" else "HOME"  # the variable that names the home folder
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SMALL = shlex.split(
     "--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=8 --compile=False --device=cpu"
@@ -39,7 +40,6 @@ collect_ignore = [
     "preparing/test_interruptions.py",
     "preparing/test_ray.py",
     "test_benchmarks.py",
-    "test_startup.py",
     "test_tutorial.py",  # it needs bash and links, and takes a GPU that is there
     "training/test_conversations.py",  # it starts processes with torchrun
     "training/test_damage.py",  # Windows deletes no files whose tensors are in use
@@ -78,7 +78,7 @@ def nothing_is_left(tmp_path_factory):
     # A short name: that of a socket in it must not exceed 100 characters.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory("", "t") as short:
         (base / "home").mkdir(exist_ok=True)
-        patch.setenv("HOME", str(base / "home"))
+        patch.setenv(HOME, str(base / "home"))
         compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(base / "compiled"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", compiled)
         patch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(base / "hypothesis"))
@@ -108,7 +108,8 @@ def processes_with(name, value):
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command, variables = shlex.join(process.cmdline()), process.environ()
-            own = process.ppid() == os.getpid() and "multiprocessing" in command
+            own = process.pid == os.getpid()  # Windows shows what it has set since its start
+            own |= process.ppid() == os.getpid() and "multiprocessing" in command
             own |= f"--parent={os.getpid()}" in process.cmdline()
             if variables.get(name) == value and not own:
                 named = f"{variables.get('PYTEST_CURRENT_TEST')}: {command}"
