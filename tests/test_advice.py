@@ -53,7 +53,7 @@ def test_a_run_that_has_not_saved_names_the_command_that_continues_it(told, tmp_
     run = Path("my run")
     shutil.copytree(told[0][0][2], run, ignore=shutil.ignore_patterns("step_*"))
     ((script, *words),) = commands(raised(CheckpointError, run_folder.find, run))
-    assert script == str(ROOT / "train.py")  # it is not in this folder
+    assert script == (ROOT / "train.py").as_posix()  # it is not in this folder
     assert config.load(words).checkpoint_dir == "my run"
 
 
@@ -68,7 +68,7 @@ def test_a_folder_without_data_is_named_with_what_prepares_it(tmp_path, monkeypa
         ((script, *words),) = commands(raised(DataError, read_meta, missing))
         plan = preparing.arguments.parse(words)
         assert (plan.inputs, str(plan.out)) == (inputs, out)
-        assert script == str(ROOT / "prepare_data.py")
+        assert script == (ROOT / "prepare_data.py").as_posix()
     Path("data/half/.partial").mkdir(parents=True)
     assert "repeat the command that prepares it" in raised(DataError, read_meta, "data/half")
 
@@ -86,7 +86,7 @@ def test_weights_given_as_a_run_are_named_with_what_trains_them(tmp_path):
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     ((script, *words),) = commands(raised(ConfigError, config.load, [str(folder)]))
     assert script == "train.py"
-    assert config.load(words).init_from == str(folder)
+    assert config.load(words).init_from == folder.as_posix()
 
 
 @pytest.mark.parametrize("path", loader.presets(), ids=lambda path: path.stem)
@@ -98,7 +98,7 @@ def test_the_commands_at_the_top_of_a_preset_fit_it(path):
     preset = config.load([str(path)])
     for script, *words in found:
         if script == "prepare_data.py":
-            assert str(preparing.arguments.parse(words).out) == preset.data_dir
+            assert preparing.arguments.parse(words).out.as_posix() == preset.data_dir
         elif script == "train.py":
             assert config.load(words).data_dir == preset.data_dir
         else:

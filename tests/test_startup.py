@@ -13,8 +13,10 @@ import startup
 from tests.conftest import ROOT, fails_clearly, run_script, train_command
 
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
+posix = pytest.mark.skipif(os.name == "nt", reason="needs signals, limits, terminals or bash")
 
 
+@posix
 @pytest.mark.parametrize(
     ("name", "number"),
     [*((name, signal.SIGINT) for name in SCRIPTS), ("tools.evaluate", signal.SIGTERM)],
@@ -56,7 +58,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a limit of files")
+@posix
 def test_a_script_starts_where_no_disk_has_room(char_data, tmp_path):
     command = train_command(char_data, tmp_path / "run", "--dry_run")
     result = run_script("-c", ON_FULL_DISK, *command, PYTHONDONTWRITEBYTECODE="1")
@@ -75,6 +77,7 @@ def test_a_pytorch_that_is_too_old_is_named_before_it_is_imported(version, tmp_p
     fails_clearly(result, "train.py: ", words, "pip install -r requirements.txt")
 
 
+@posix
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 def test_make_tries_again_where_an_environment_got_no_pip(tmp_path):
     debians = tmp_path / "python3"  # without its package python3-venv
@@ -149,9 +152,10 @@ def echo(encoding, **streams):
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
 def test_files_and_pipes_hold_utf_8_whatever_the_system_has(encoding):
     result = echo(encoding, input=TEXT.encode(), capture_output=True)
-    assert result.stdout.decode() == f"{TEXT} {TEXT}\n"
+    assert result.stdout.decode() == f"{TEXT} {TEXT}{os.linesep}"
 
 
+@posix
 @pytest.mark.parametrize("encoding", SHOWN)
 def test_a_terminal_shows_what_it_cannot_as_escapes(encoding):
     ours, its = os.openpty()
@@ -161,6 +165,7 @@ def test_a_terminal_shows_what_it_cannot_as_escapes(encoding):
     os.close(its)
 
 
+@posix
 def test_a_line_is_in_a_log_at_once_and_a_reader_may_leave(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     code = f"import startup, os; startup.begin(); print({TEXT!r}); os._exit(0)"  # as SIGKILL
@@ -170,6 +175,7 @@ def test_a_line_is_in_a_log_at_once_and_a_reader_may_leave(monkeypatch):
     assert subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True).stderr == b""
 
 
+@posix
 def test_streams_may_be_closed():
     code = "import startup, sys; startup.begin(); sys.exit(startup.run('me', lambda _: print(1)))"
     line = f"{sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"

@@ -326,7 +326,7 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
     assert str(place) in str(error.value)
     place.parent.mkdir()
     place.write_text("something else")
-    with pytest.raises(TokenizerError, match=r"cannot be read from data/r50k_base\.tiktoken"):
+    with pytest.raises(TokenizerError, match=r"cannot be read from data.r50k_base\.tiktoken"):
         Tokenizer.gpt2()
 
 
@@ -405,7 +405,7 @@ def test_another_file_than_a_tokenizer_json_is_told(tmp_path, content):
 )
 def test_a_config_says_what_ends_a_text_where_the_tokenizer_does_not(tmp_path, config, values):
     text = BPE.to_json().replace(EOT, "</s>").replace('"special": true', '"special": false')
-    (tmp_path / "tokenizer.json").write_text(text)
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     with pytest.raises(TokenizerError, match="which token ends a text"):
         Tokenizer.load(tmp_path)
     (tmp_path / config).write_text(json.dumps(values))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from transformers import AutoModelForCausalLM
 
 import hardware
@@ -37,7 +37,9 @@ def test_a_folder_of_transformers_loads_in_every_form(tmp_path, arch, tied, form
 def test_a_gpt2_of_the_first_files_loads(hf_model, tmp_path):
     """With causal masks, without a prefix, and with a config.json of few names."""
     weights = saved(hf_model, tmp_path) / "model.safetensors"
-    tensors = {name.removeprefix("transformer."): t for name, t in load_file(weights).items()}
+    tensors = {
+        name.removeprefix("transformer."): t for name, t in load(weights.read_bytes()).items()
+    }
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
     tensors["h.1.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, weights)
@@ -53,7 +55,7 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
     model = small_llama(tied=False)
     weights = saved(model, tmp_path) / "model.safetensors"
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    save_file(load_file(weights) | frequencies, weights)
+    save_file(load(weights.read_bytes()) | frequencies, weights)
     names = ["model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
     names += ["num_attention_heads", "max_position_embeddings", "head_dim"]
     config = json.loads((tmp_path / "config.json").read_text())
@@ -66,7 +68,7 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
 def test_tied_weights_may_have_either_name_but_not_two_values(tmp_path, arch):
     model = MODELS[arch](tied=True)
     weights = saved(model, tmp_path) / "model.safetensors"
-    plain = load_file(weights)
+    plain = load(weights.read_bytes())
     embedding = huggingface.their_names(arch, "wte.weight")[0]
     head = {"lm_head.weight": plain[embedding].clone()}
     others = {name: tensor for name, tensor in plain.items() if name != embedding}
