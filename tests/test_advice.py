@@ -67,7 +67,7 @@ def test_a_folder_without_data_is_named_with_what_prepares_it(tmp_path, monkeypa
         Path(made).mkdir(exist_ok=True)
         ((script, *words),) = commands(raised(DataError, read_meta, missing))
         plan = preparing.arguments.parse(words)
-        assert (plan.inputs, str(plan.out)) == (inputs, out)
+        assert (plan.inputs, plan.out.as_posix()) == (inputs, out)
         assert script == (ROOT / "prepare_data.py").as_posix()
     Path("data/half/.partial").mkdir(parents=True)
     assert "repeat the command that prepares it" in raised(DataError, read_meta, "data/half")

@@ -82,7 +82,7 @@ def test_a_chat_has_an_english_reply_that_ends(source, model):
 
 
 def test_a_few_steps_lower_the_loss(smollm2, tmp_path):
-    (tmp_path / "little.txt").write_text(prose()[:1500])
+    (tmp_path / "little.txt").write_text(prose()[:1500], "utf-8")
     data = prepare(
         tmp_path / "little.txt", tmp_path / "data", "--tokenizer", smollm2, "--val_fraction=0.3"
     )

@@ -153,7 +153,7 @@ def tokenizer(tmp_path_factory):
 
 def write_documents(path, count):
     """A file of so many documents, 200 kB each."""
-    path.write_text((prose() + f"\n{EOT}\n") * count, newline="\n")
+    path.write_text((prose() + f"\n{EOT}\n") * count, "utf-8", newline="\n")
     return path
 
 

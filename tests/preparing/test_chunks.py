@@ -125,7 +125,7 @@ def test_small_files_are_together_and_the_same_after_any_of_their_lists(tmp_path
     for n, document in enumerate(DOCUMENTS):
         (tmp_path / f"{n:03}.txt").write_text(document)
     (tmp_path / "-1.txt").write_text("a")  # the next file's first part would have room for it
-    (tmp_path / "-2.txt").write_text(prose()[:10_000])  # one document, in parts
+    (tmp_path / "-2.txt").write_text(prose()[:10_000], "utf-8")  # one document, in parts
     whole = read(tmp_path)
     found = list(together(whole))
     assert [chunk for chunks in found for chunk in chunks] == whole

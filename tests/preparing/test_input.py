@@ -349,7 +349,7 @@ def test_zstd_with_a_long_window_and_several_frames(tmp_path):
     ],
 )
 def test_bad_arguments_are_named(tmp_path, flags, words):
-    (tmp_path / "a.txt").write_text(prose()[:5000])
+    (tmp_path / "a.txt").write_text(prose()[:5000], "utf-8")
     (tmp_path / "out").mkdir()
     fails_clearly(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags), words)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "out"]

@@ -44,7 +44,7 @@ def mixed(tmp_path_factory):
     texts = [dice.choice(DOCUMENTS) * 3 + str(n) for n in range(6000)]
     write(folder / "a.jsonl.gz", "jsonl.gz", [*texts, texts[0]])
     long = prose() * 20
-    (folder / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")
+    (folder / "b.txt").write_text(f"{long}\n{EOT}\n{long}", "utf-8", newline="\n")
     write_conversations(folder / "c.jsonl", conversations(1500))
     small = folder / "small"
     small.mkdir()
@@ -234,11 +234,11 @@ def test_after_a_power_cut_data_is_whole_or_absent_and_the_same_command_makes_it
     words = [str(text), "--tokenizer", "char", "--out", str(out)]
     expected = []
     if replaces:
-        text.write_text(prose()[3000:5000])
+        text.write_text(prose()[3000:5000], "utf-8")
         prepare_data.prepare(parse(words))
         expected.append(sha(out))
         words.append("--overwrite")
-    text.write_text(prose()[:3000])
+    text.write_text(prose()[:3000], "utf-8")
     with power_cuts(out) as disks:
         prepare_data.prepare(parse(words))
     expected.append(sha(out))

@@ -55,7 +55,7 @@ def test_what_spells_a_special_token_of_the_tokenizer_is_counted(tmp_path, token
 
 
 def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text(prose()[:2500])
+    (tmp_path / "a.txt").write_text(prose()[:2500], "utf-8")
     result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
     assert "; tokenizing 2.5 kB took " in result.stdout
     assert "MB/s" not in result.stdout

@@ -34,7 +34,7 @@ def make_input(folder: Path) -> Path:
         write(files / f"{n}.parquet", "parquet", texts)
     write(files / "3.jsonl.gz", "jsonl.gz", [dice.choice(DOCUMENTS) for _ in range(4000)])
     long = prose() * 8
-    (files / "4.txt").write_text(f"{long}\n{EOT}\nAnd a short one.", newline="\n")
+    (files / "4.txt").write_text(f"{long}\n{EOT}\nAnd a short one.", "utf-8", newline="\n")
     write(files / "5.jsonl", "jsonl", DOCUMENTS)
     return files
 

@@ -24,7 +24,7 @@ CLOCKS = ("elapsed_s", "running_s", "tokens_per_second", "peak_memory_gb", "cost
 def little_data(tmp_path_factory):
     """So little text, at character level, that 40 steps come to a second epoch."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "little.txt").write_text(prose()[:8000])
+    (folder / "little.txt").write_text(prose()[:8000], "utf-8")
     return prepare(folder / "little.txt", folder / "little", "--tokenizer", "char")
 
 
