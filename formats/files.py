@@ -220,7 +220,11 @@ def error_message(error: BaseException) -> str:
         return f"{error.filename} is a link to {os.readlink(error.filename)}, which is not there"
     if isinstance(error, OSError) and line.startswith(("[Errno", "[WinError")):
         place = f"{error.filename}: " if error.filename else ""
-        return place + error.strerror
+        reason = error.strerror
+        if isinstance(error, PermissionError) and os.name == "nt":
+            place = f"{error.filename2}: " if error.filename2 else place  # what a file replaces
+            reason += ", or another program has it open"
+        return place + reason
     if error.__cause__ and "://" in line and " " not in line:
         return error_message(error.__cause__)  # fsspec's http errors hold just the address
     return line[:300] or type(error).__name__

@@ -75,6 +75,10 @@ def test_a_file_that_another_program_reads_for_a_moment_is_replaced(tmp_path):
         threading.Timer(0.5, scanner.close).start()
         files.write_text(path, "after")
     assert path.read_text("utf-8") == "after"
+    with open(path, encoding="utf-8"), pytest.raises(PermissionError) as found:
+        files.write_text(path, "again")
+    message = error_message(found.value)
+    assert message.startswith(f"{path}: ") and message.endswith("another program has it open")
 
 
 def test_only_an_error_of_the_disk_asks_for_room(tmp_path):
