@@ -148,7 +148,7 @@ def test_reading_on_in_another_encoding_gives_the_same_chunks(tmp_path):
 def test_cleaning_keeps_the_last_part_of_a_long_document_however_short_it_is(tmp_path, monkeypatch):
     chunks_of(1 << 12, monkeypatch)
     text = "a line of text\n" * 273 + "The end of it."
-    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "a.txt").write_text(text, newline="\n")
     parts = [documents_of(chunk, Options(clean=True))[0] for chunk in read(tmp_path / "a.txt")]
     assert [len(part.text) for (part,) in parts] == [4095, 14]
 
@@ -182,7 +182,7 @@ def test_seen_documents_are_known_again_after_a_restart(tmp_path):
 
 
 def test_a_character_without_an_id_is_named_with_its_place(tmp_path):
-    (tmp_path / "a.txt").write_text(f"a\n{EOT}\nab\n{EOT}\nbax\n")
+    (tmp_path / "a.txt").write_text(f"a\n{EOT}\nab\n{EOT}\nbax\n", newline="\n")
     (tmp_path / "b.jsonl").write_text('{"text": "a"}\n{"text": "x"}\n')
     for name, place in (("a.txt", "from offset 33"), ("b.jsonl", "line 2")):
         with pytest.raises(TokenizerError, match=f"{name}, {place}: the character 'x'"):

@@ -128,7 +128,7 @@ def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer)
     assert "letters: 1 document, 8 bytes; remove them, or write <|endoftext|> where" in kept
     assert "Windows: 1 document, 1 byte; --clean turns \\r\\n into \\n" in kept
     assert "left out" not in result.stdout
-    assert "special tokens" in (tmp_path / "out/cleaning.json").read_text()
+    assert "special tokens" in (tmp_path / "out/cleaning.json").read_text("utf-8")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")

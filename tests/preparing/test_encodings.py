@@ -60,7 +60,7 @@ def test_another_encoding_is_an_error_and_replacing_it_is_reported(files, tokeni
         out = files / next(iter(way))
         rule = "not UTF-8: taken with U+FFFD"
         assert f"{rule}: 1 document" in ok(prepare(files / "in", out=out, **way, **flags)).stdout
-        report = json.loads((out / "cleaning.json").read_text())
+        report = json.loads((out / "cleaning.json").read_text("utf-8"))
         example = TEXT[37:97].translate(BROKEN)
         assert report[rule]["examples"][0] == f"latin-1.txt: {example}"
 

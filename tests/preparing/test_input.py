@@ -53,7 +53,7 @@ def test_standard_input_is_read_as_a_file_is(tmp_path, tokenizer):
     for format in ("jsonl", "csv"):
         write(tmp_path / f"a.{format}", format, DOCUMENTS)
         flags = {"stdin_format": format, "tokenizer": tokenizer, "val_fraction": 0}
-        text = (tmp_path / f"a.{format}").read_text()
+        text = (tmp_path / f"a.{format}").read_text("utf-8")
         ok(prepare("-", text=text, out=tmp_path / format, **flags))
         assert documents(tmp_path / format) == DOCUMENTS
 

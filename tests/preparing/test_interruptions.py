@@ -86,7 +86,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stops):
     assert sha(killed) == sha(whole)
     assert "train.mask.bin" in sha(killed)
     assert not (killed / ".partial").exists()
-    report = json.loads((killed / "cleaning.json").read_text())
+    report = json.loads((killed / "cleaning.json").read_text("utf-8"))
     assert report["exact duplicates"]["documents"] == 1
 
 
@@ -259,7 +259,7 @@ def test_unfinished_tokens_that_have_changed_are_noticed(tmp_path, tokenizer, la
     kill_midway(start(large, **flags), tmp_path / "out")
     path = tmp_path / "out/.partial/train.bin"
     data = bytearray(path.read_bytes())
-    tokens = json.loads((path.parent / "progress.json").read_text())["tokens"]["train"]
+    tokens = json.loads((path.parent / "progress.json").read_text("utf-8"))["tokens"]["train"]
     assert tokens > 1000
     if damage == "changed":
         data[1000] ^= 1
@@ -273,7 +273,7 @@ def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(
     tmp_path, tokenizer, large
 ):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
-    text = large.read_text()
+    text = large.read_text("utf-8")
     kill_midway(start("-", text=text, on_error="replace", **flags), tmp_path / "out")
     other = text.replace("the", "eth")  # of the same size
     result = prepare("-", text=other, on_error="replace", **flags)
@@ -293,7 +293,7 @@ def test_unfinished_work_continues_on_a_touched_file_and_not_on_a_changed_one(
     wait_until(process, lambda: "sha256" in read_text(plan))
     kill_midway(process, tmp_path / "out")
     os.utime(large, (1, 1))
-    text = large.read_text()
+    text = large.read_text("utf-8")
     large.write_text(text.replace("the", "eth"))
     fails_clearly(prepare(large, **flags), "a.txt on, whose content has changed", "--overwrite")
     large.write_text(text)
@@ -306,12 +306,12 @@ def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     kill_midway(start(large, **flags), tmp_path / "out")
     journal, plan = (tmp_path / f"out/.partial/{name}.json" for name in ("progress", "plan"))
-    content = plan.read_text()
+    content = plan.read_text("utf-8")
     for damaged in ("", '{"settings": {}, "sources": []}', content.replace("stop", "skip")):
         plan.write_text(damaged)
         fails_clearly(prepare(large, **flags), "plan.json is damaged", "--overwrite")
     plan.write_text(content)
-    values = json.loads(journal.read_text())
+    values = json.loads(journal.read_text("utf-8"))
     del values["position"]  # without it, the text would be written twice
     journal.write_text(json.dumps(values))
     assert "continuing" not in ok(prepare(large, **flags)).stderr

@@ -63,7 +63,7 @@ def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
     ]
     write_conversations(tmp_path / "a.jsonl", [said])
     composing = tmp_path / "composing.json"
-    composing.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"normalizer": NFC}))
+    composing.write_text(json.dumps(json.loads(tokenizer.read_text("utf-8")) | {"normalizer": NFC}))
     for name, flags, replies in (
         ("as it is", {}, ["Voila\u0300, a cafe\u0301 it is.", "Half of \ufffd it."]),
         ("clean", {"clean": True}, ["Voilà, a café it is.", "Half of  it."]),
@@ -93,7 +93,7 @@ def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS)
     ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out"))
     assert not list((tmp_path / "out").glob("*.mask*"))
-    assert '"mask"' not in (tmp_path / "out" / "meta.json").read_text()
+    assert '"mask"' not in (tmp_path / "out" / "meta.json").read_text("utf-8")
 
 
 def test_what_moves_between_the_splits_leaves_no_mask_behind(tmp_path, tokenizer, monkeypatch):

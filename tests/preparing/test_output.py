@@ -55,7 +55,7 @@ def test_what_spells_a_special_token_of_the_tokenizer_is_counted(tmp_path, token
 
 
 def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text(prose()[:2500], "utf-8")
+    (tmp_path / "a.txt").write_text(prose()[:2500], "utf-8", newline="\n")
     result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
     assert "; tokenizing 2.5 kB took " in result.stdout
     assert "MB/s" not in result.stdout
@@ -63,7 +63,7 @@ def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
 
 def test_a_single_document_is_split_at_its_end(tmp_path):
     text = prose() * 12  # more than one piece
-    (tmp_path / "a.txt").write_text(text, newline="\n")
+    (tmp_path / "a.txt").write_text(text, "utf-8", newline="\n")
     result = ok(prepare(tmp_path / "a.txt", tokenizer="char", out=tmp_path / "out"))
     train, val = texts_of_splits(tmp_path / "out")
     assert train.removesuffix(EOT) + val == text + EOT
@@ -243,12 +243,13 @@ def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, to
     ok(prepare(path, **flags))
     os.utime(path, (1, 1))
     assert "finished already" in ok(prepare(path, **flags)).stdout
-    path.write_text(path.read_text().replace("the", "eth"))  # of the same size
+    path.write_bytes(path.read_bytes().replace(b"the", b"eth"))  # of the same size
     fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path, capsys):
-    path, words = tmp_path / "a.txt", [f"{tmp_path}/a.txt", f"--out={tmp_path}/out"]
+    path = tmp_path / "a.txt"
+    words = [str(path), f"--out={tmp_path}/out"]
     path.write_text("A text.")
     with WorkFolder(parse(words)) as work:
         work.start_or_resume()
@@ -258,6 +259,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path
     assert f"{path} changed while it was read; prepare it again" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the folders may be on two drives, without links")
 def test_a_file_is_the_same_input_however_its_path_is_spelled(tmp_path, tokenizer):
     path, moved = tmp_path / "a.txt", tmp_path / "moved"
     write(path, "txt", DOCUMENTS)
@@ -269,7 +271,7 @@ def test_a_file_is_the_same_input_however_its_path_is_spelled(tmp_path, tokenize
         assert "finished already" in ok(prepare(given, **flags)).stdout
     path.rename(moved / "a.txt")
     assert "finished already" in ok(prepare(moved / "a.txt", **flags)).stdout
-    text = (moved / "a.txt").read_text().replace("the", "eth")
+    text = (moved / "a.txt").read_text("utf-8").replace("the", "eth")
     (moved / "a.txt").write_text(text)
     fails_clearly(prepare(moved / "a.txt", **flags), "the input differs from", "moved/a.txt on")
     write(moved / "a.md", "txt", DOCUMENTS)
@@ -316,7 +318,7 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
     result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
     clean = "A long text. " * 20 + "Café with a bell  and\nsome\nmore text to keep here"
     assert documents(tmp_path / "out") == [*DOCUMENTS[:20], clean, haiku]
-    report = json.loads((tmp_path / "out" / "cleaning.json").read_text())
+    report = json.loads((tmp_path / "out" / "cleaning.json").read_text("utf-8"))
     for rule, example in noise.items():
         found = {"documents": 1, "bytes": len(example), "examples": [example[:100]]}
         assert report[rule] == found
@@ -351,7 +353,9 @@ def test_gigabytes_do_not_count_copies(tmp_path, tokenizer):
 
 def test_documents_above_a_megabyte_are_not_compared(tmp_path, tokenizer):
     book = prose() * 6
-    (tmp_path / "a.txt").write_text(f"{book}\n{EOT}\nshort\n{EOT}\n{book}\n{EOT}\nshort\n")
+    (tmp_path / "a.txt").write_bytes(
+        f"{book}\n{EOT}\nshort\n{EOT}\n{book}\n{EOT}\nshort\n".encode()
+    )
     flags = {"dedupe": True, "tokenizer": tokenizer, "val_fraction": 0}
     result = ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
     assert documents(tmp_path / "out") == [f"{book}\n", "short\n", f"{book}\n"]

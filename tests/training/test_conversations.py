@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +138,7 @@ def chat_run(chat_data, tmp_path_factory):
     return folder, result.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs forks")
 def test_micro_batches_processes_and_stops_change_no_loss(chat_data, chat_run, tmp_path):
     more = ["--loss_on=assistant", "--max_steps=20", "--micro_batch_size=1"]
     train_on(2, chat_data, tmp_path, *more)

@@ -342,7 +342,7 @@ def half_run(char_data, tmp_path):
 
     def rescaled(scale):
         step = tmp_path / "step_00000010"
-        state, tokenizer = run_folder.read_state(step), (step / "tokenizer.json").read_text()
+        state, tokenizer = run_folder.read_state(step), (step / "tokenizer.json").read_text("utf-8")
         model, optimizer = (
             pretrained.load_tensors(step / f"{n}.pt") for n in ("model", "optimizer")
         )

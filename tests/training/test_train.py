@@ -506,9 +506,9 @@ def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
 def test_a_run_does_not_continue_on_the_same_lines_in_another_order(
     finished, little_data, tmp_path
 ):
-    text = (little_data.parent / "little.txt").read_text()
+    text = (little_data.parent / "little.txt").read_text("utf-8")
     first, second, *rest = text.splitlines(keepends=True)
-    (tmp_path / "text.txt").write_text("".join([second, first, *rest]))
+    (tmp_path / "text.txt").write_text("".join([second, first, *rest]), "utf-8")
     data = prepare(tmp_path / "text.txt", tmp_path / "data", "--tokenizer", "char")
     result = train_small(data, finished[0], *WHOLE, "--max_steps=50")
     fails_clearly(result, "data: other sha256 than in the checkpoint")
