@@ -397,7 +397,7 @@ TIME = re.compile(
     r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
     re.MULTILINE,
 )
-SHORT_LINES = re.compile(r"(?:[^\n]{1,40}\n){100,}+[^\n]{0,40}\Z")
+SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")
 HEAD_CHARS = 500  # the first time is within these
 FEWEST_TIMES = 3
 # Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.

@@ -64,7 +64,7 @@ def test_what_is_not_permitted_is_tried_again_for_seconds():
     begin = time.monotonic()
     with pytest.raises(FileNotFoundError):
         files.patiently(os.unlink, "nothing")
-    assert time.monotonic() - begin < 0.1
+    assert time.monotonic() - begin < 1
 
 
 @pytest.mark.skipif(os.name != "nt", reason="elsewhere a file that is open can be replaced")

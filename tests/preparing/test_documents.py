@@ -84,7 +84,7 @@ NOTICED = {
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
     '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
     'window.YTD.tweets.part0 = [\n {\n  "tweet": {} } ]\n': ("JSON, as plain text", 49),
-    "Anna Lena\nBo\n" * 50 + "Zoe": ("nothing but short lines, such as a list of names", 653),
+    "Anna Lena\nBo\n" * 50 + "Zoe\n\n": ("nothing but short lines, such as a list of names", 655),
     "[31.12.24, 20:52:25] Bo: Hi\n" * 3: (TIMES, 3 * 16),
     "01/20/2019, 11:23 a. m. - Bo: Hi\n" * 3: (TIMES, 3 * 17),
     "2024-01-31 11:23:01,123 - INFO - start\n" * 3: (TIMES, 3 * 16),
@@ -111,7 +111,7 @@ LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than any
 
 
 CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
-POEM = "A line\n" * 99 + "\n" + "A line\n" * 99
+POEM = "A line\n" * 99 + " \n" + "A line\n" * 99
 README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;), as &gt;, &#62;,\n"
 
 
