@@ -205,7 +205,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
     "texts with": ("a\n%\r\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
     "the moves of chess": (
-        '[Event "a"]\n[Result "*"]\n\n1. e4 { [%clk 0:03:00] } 1... e5 { [%clk 0:03:00] } *\n\n',
+        '[Event "a"]\n[Result "*"]\r\n\r\n1. e4 { [%clk 0:03:00] } 1... e5 { [%eval 0.2] } *\n\n',
         "<|endoftext|>\n1. e4 e5 *\n",
     ),
     "DNA or": (">a\nACG\nTn\n>b\r\nAC\r\n", '{"text":"ACGTN"}\n{"text":"AC"}\n'),
