@@ -84,6 +84,7 @@ class WorkFolder:
         self.writing_plan = threading.Lock()
         self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
+        self.open_files = contextlib.ExitStack()
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
         if plan.options.text_field and kinds == {"txt"}:
             raise InputError(
@@ -143,6 +144,8 @@ class WorkFolder:
         return self
 
     def __exit__(self, *error):
+        with contextlib.suppress(OSError):  # on a full disk
+            self.open_files.close()  # Windows deletes no file that is open
         finished = [self.journal, self.cache, self.path / "meta.json"]
         if self.plan.tokenizer in ("bpe", "char"):  # costly: made by reading the text
             finished.append(self.tokenizer)

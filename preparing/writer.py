@@ -212,11 +212,14 @@ class TokenWriter:
         self.seen = None
         if work.plan.options.dedupe:
             self.seen = Seen(work.path / "hashes.bin", saved.get("seen", 0))
+            work.open_files.enter_context(self.seen.log)
         self.splits = {}
         for name in SPLITS:
             tokens = saved["tokens"][name] if saved else 0
             marked = self.long["first"] if self.long and name == "train" else 0
             split = SplitWriter(work.path, name, tokenizer, tokens, marked)
+            for file in (split.file, split.mask):
+                work.open_files.enter_context(file)
             if saved and split.digest.hexdigest() != saved["digests"][name]:
                 raise PrepareError(
                     f"{work.path / name}.bin is not what it was when the work stopped: delete"
