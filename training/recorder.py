@@ -4,6 +4,7 @@ Builds every record of the log and every line that the loop prints. If a write f
 reported, and the run continues.
 """
 
+import contextlib
 import importlib.util
 import math
 import platform
@@ -218,8 +219,11 @@ class Recorder:
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the progress bar and the loggers."""
+        """Close the progress bar and the loggers, and write what the log could not take before."""
         self.bar.close()
+        if self.unwritten:
+            with contextlib.suppress(OSError):
+                files.patiently(run_folder.append_log, self.run.folder, *self.unwritten)
         if self.loggers:
             self.loggers.close()
 

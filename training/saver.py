@@ -182,7 +182,8 @@ class Saver:
             return
         self.saved_step = step
         with contextlib.suppress(OSError):
-            run_folder.append_log(self.folder, {"step": step, "event": "save"})
+            record = {"step": step, "event": "save"}
+            files.patiently(run_folder.append_log, self.folder, record)
 
     def _follow_up(self, deadline=0.0):
         """Mark the best step, delete old ones, and upload, with retries until the deadline."""

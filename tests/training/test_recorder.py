@@ -63,7 +63,7 @@ def test_samples_show_the_blanks_and_joiners_of_all_scripts():
         assert samples([{"prompt": words, "text": ""}]) == f"  | {words}"
 
 
-def test_records_that_the_disk_does_not_take_are_written_with_the_next(char_data, tmp_path, capsys):
+def test_records_that_the_disk_does_not_take_are_written_later(char_data, tmp_path, capsys):
     recorder = Recorder(small_run(char_data, tmp_path))
     (tmp_path / "log.jsonl").mkdir()
     for number in (1, 2):
@@ -72,6 +72,12 @@ def test_records_that_the_disk_does_not_take_are_written_with_the_next(char_data
     recorder.record({"number": 3})
     assert [record["number"] for record in run_folder.read_log(tmp_path)] == [1, 2, 3]
     assert capsys.readouterr().err.count("cannot be written to") == 1
+    (tmp_path / "log.jsonl").unlink()
+    (tmp_path / "log.jsonl").mkdir()
+    recorder.record({"number": 4})
+    (tmp_path / "log.jsonl").rmdir()
+    recorder.close()
+    assert [record["number"] for record in run_folder.read_log(tmp_path)] == [4]
 
 
 def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
