@@ -355,7 +355,8 @@ ADVICE = {
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; for a table and for"
     " Wikipedia, see docs/other-programs.md",
     HTML_CODES: r"""sed -E "s/&lt;/</g; s/&gt;/>/g; s/&(apos|#0?39|#x27);/'/g; s/<br ?\/?>/ /g;"""
-    r' s/&amp;/\&/g" FILE > FIXED writes most of the characters',
+    r' s/&amp;/\&/g" FILE > FIXED writes the commonest characters; for all, use'
+    " Python's html.unescape",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
@@ -386,7 +387,10 @@ PAGE = re.compile(
 )
 # Not in quotes. Both expressions begin with a fixed character, which makes the search fast.
 CODES = (
-    re.compile(r"&(?<![\"'`(]&)(?:amp|lt|gt|quot|apos|nbsp|#\d{2,5}|#x\w{2,4});(?![\"'`),])"),
+    re.compile(
+        r"&(?<![\"'`(]&)(?:amp|lt|gt|quot|apos|nbsp|[aeiouAEIOU](?:uml|acute|grave|circ)|szlig"
+        r"|[lr][ds]quo|[mn]dash|#\d{2,5}|#x\w{2,4});(?![\"'`),])"
+    ),
     re.compile(r"<br ?/?>\s*<br ?/?>"),
 )
 BOOK = re.compile(

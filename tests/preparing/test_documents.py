@@ -77,6 +77,7 @@ NOTICED = {
     "<p>Why?</p>\n\n<pre>a &amp; b</pre>\n": ("HTML or XML with its markup", 34),
     "Salt &amp; pepper, it&#8217;s &quot;good&quot;\n": (HTML_CODES, 24),
     "Bad.<br /><br />Very bad. <br>\n": (HTML_CODES, 12),
+    "F&uuml;r &Eacute;va &ndash; gro&szlig;\n": (HTML_CODES, 28),
     "A\n*** START OF THE PROJECT GUTENBERG EBOOK 7 ***\nHi\n*** END OF THE PROJECT": (
         "Project Gutenberg's notes before and after a book",
         14,
