@@ -218,7 +218,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '{"text":"Italy: Dry."}\n',
     ),
     "a column with": (
-        'Id,Body\n1,"<p>1 &lt; 2</p>\n<a href=""x"">b</a>"\n',
+        'Id,Body\n1,"<p>1 &lt; 2</p><a href=""x"">b</a>"\n',
         '{"text": "1 < 2\\nb"}\n',
     ),
 }
