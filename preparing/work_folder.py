@@ -151,10 +151,10 @@ class WorkFolder:
             finished.append(self.tokenizer)
         if self.path in self.made and not any(path.exists() for path in finished):
             self._clear()
-            for folder in self.made[1:]:
-                with contextlib.suppress(OSError):  # it holds the dataset
-                    folder.rmdir()
         self.lock.release()
+        for folder in (self.path, *self.made):
+            with contextlib.suppress(OSError):  # it holds the dataset
+                folder.rmdir()
 
     def _settings(self):
         """{name: value} of all settings that affect the output, without those that are unset."""
@@ -370,7 +370,7 @@ class WorkFolder:
 
     def _clear(self):
         with self.writing_plan:
-            # Windows does not delete the lock, which is open; it stays and does no harm.
+            # Windows deletes the lock, which is open, at its release.
             shutil.rmtree(self.path, ignore_errors=True)
 
 
