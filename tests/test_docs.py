@@ -210,8 +210,8 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     ),
     "DNA or": (">a\nACG\nTn\n>b\r\nAC\r\n", '{"text":"ACGTN"}\n{"text":"AC"}\n'),
     "several columns": (
-        '\ufeff,title,directions\n1,Soup,"[""Boil."",\n""Serve.""]"\n',
-        '{"text": "Soup\\n\\n[\\"Boil.\\",\\n\\"Serve.\\"]"}\n',
+        '\ufeff,title,directions\n1,Soup,"[""Boil."",\n""Serve.""]"\n2,Tea\n',
+        '{"text": "Soup\\n\\n[\\"Boil.\\",\\n\\"Serve.\\"]"}\n{"text": "Tea\\n\\n"}\n',
     ),
     "several fields": (
         '[{"country": "Italy", "points": 87, "description": "Dry."}]',
