@@ -318,6 +318,7 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    signs += ("DefaultCPUAllocator: not enough memory",)  # on Windows
     signs += ("can't start new thread",)  # for its stack of 8 MB
     signs += ("OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")  # Intel's
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

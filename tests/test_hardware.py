@@ -222,6 +222,7 @@ def test_a_gpu_is_known_by_its_name_and_not_by_a_similar_one(name, flops):
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (MemoryError(), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
         (RuntimeError("UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
