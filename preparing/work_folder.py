@@ -42,7 +42,7 @@ from formats.files import (
 from preparing import InputError, PrepareError
 from preparing.chunks import CHUNK_BYTES, Chunk, Position, together
 from preparing.documents import CleaningReport, documents_of
-from preparing.engines import begin, map_in_order, map_on_cluster
+from preparing.engines import begin, map_in_order, map_on_cluster, result_of
 from preparing.readers import read_chunks
 from preparing.remote import DownloadCache
 from preparing.sources import Source, find_sources, keep_stdin
@@ -233,7 +233,7 @@ class WorkFolder:
 
         A file that changed while it was read gets none, so that it counts as changed next time.
         """
-        listed = self.checksums.result()
+        listed = result_of(self.checksums)
         for source, values in zip(self.sources, listed, strict=True):
             if not (source.is_remote or self.is_stdin) and not source.is_unchanged():
                 values.pop("sha256", None)
