@@ -356,7 +356,7 @@ ADVICE = {
     " Wikipedia, see docs/other-programs.md",
     HTML_CODES: r"""sed -E "s/&lt;/</g; s/&gt;/>/g; s/&(apos|#0?39|#x27);/'/g; s/<br ?\/?>/ /g;"""
     r' s/&amp;/\&/g" FILE > FIXED writes the commonest characters; for all, use'
-    " Python's html.unescape",
+    " Python's html.unescape. In code, they may be meant",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
