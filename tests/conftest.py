@@ -180,6 +180,12 @@ def run_code(code, *arguments, cwd=ROOT, **env):
     return run_script(*command, cwd=cwd, **env)
 
 
+def ok(result):
+    """A command's result, which must be a success."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
 def fails_clearly(result, *words, status=2):
     """Assert that a command ended with `status` and a short message that holds `words`.
 
@@ -262,8 +268,7 @@ def text_file(tmp_path_factory):
 
 def prepare(text, out, *options):
     """Prepare a file with the script; returns the folder."""
-    result = run_script("prepare_data.py", text, "--out", out, *options)
-    assert result.returncode == 0, result.stderr
+    ok(run_script("prepare_data.py", text, "--out", out, *options))
     return out
 
 
@@ -319,9 +324,7 @@ def train_small(data, folder, *more, **options):
 
 def trained(data, folder, *more, **options):
     """Train a small model; returns the finished process, which must succeed."""
-    result = train_small(data, folder, *more, **options)
-    assert result.returncode == 0, result.stderr
-    return result
+    return ok(train_small(data, folder, *more, **options))
 
 
 def reciting(run, text, step=1, tokenizer=None, **data):

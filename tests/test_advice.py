@@ -14,7 +14,7 @@ from config import ConfigError, loader
 from formats import data_folder, run_folder
 from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
-from tests.conftest import ROOT, run_script, trained
+from tests.conftest import ROOT, ok, run_script, trained
 
 COMMAND = re.compile(r"^  (?:.*: )?python (.+)$|: python ([^;\n]+)", re.MULTILINE)
 EXAMPLE = ["--max_steps=2", "--sample_prompts=- The"]
@@ -38,8 +38,7 @@ def test_what_a_run_prints_at_its_end_works(told):
     assert [words[0] for words in at_the_end] == ["generate.py", "-m"]
     assert [words[0] for words in again] == ["train.py", "generate.py"]
     for words in (*at_the_end, again[0]):
-        result = run_script(*words)
-        assert result.returncode == 0, (words, result.stderr)
+        ok(run_script(*words))
 
 
 def raised(error, function, *arguments):

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import ablation, generate, gpu, run_main, texts, time_to_loss
 from benchmarks.laptop import bits_per_byte, read_documents
-from tests.conftest import ROOT, SMALL, run_script
+from tests.conftest import ROOT, SMALL, ok, run_script
 
 VOCABULARY = 16
 
@@ -77,8 +77,7 @@ def test_a_mistake_is_a_sentence_before_anything_is_measured(
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
     settings = (*SMALL, f"--data_dir={char_data}", "--block_size=16", "--n_layer=1")
     command = ["-m", "benchmarks.gpu", "generate_modern", *settings]
-    result = run_script(*command, BENCHMARK_RESULTS=str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = ok(run_script(*command, BENCHMARK_RESULTS=str(tmp_path)))
     (folder,) = tmp_path.glob("gpu_*")
     assert json.loads((folder / "parts.json").read_text())["generate_modern"] == "done"
     figures = json.loads((folder / "generate_modern_cpu.json").read_text())["figures"]
@@ -136,8 +135,7 @@ def test_the_tests_for_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
     words = [word for part in ("tests", "other_tests") for word in gpu.command(part, None, 64, [])]
     named = [word for word in words if word.endswith(".py")]
     collect = ["-m", "pytest", "--collect-only", "-m", "gpu", *named]
-    result = run_script(*collect, PYTHONPATH=str(tmp_path))
-    assert result.returncode == 0, result.stdout
+    ok(run_script(*collect, PYTHONPATH=str(tmp_path)))
     tests = ROOT.glob("tests/**/test_*.py")
     marked = {path for path in tests if re.search(r"mark\.gpu\b", path.read_text())}
     assert {ROOT / name for name in named} == marked

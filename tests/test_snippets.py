@@ -7,7 +7,7 @@ import torch
 from formats import pretrained, run_folder
 from formats.data_folder import read_meta, tokenizer_file
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, prepare, run_code, train_command
+from tests.conftest import ROOT, ok, prepare, run_code, train_command
 from tokenizer_bpe import Tokenizer
 
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -20,9 +20,7 @@ def run(page, words, folder, replaced, before="", after=""):
         assert old in code
         code = code.replace(old, new)
     path = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-    result = run_code("\n".join((path, before, code, after)), cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return ok(run_code("\n".join((path, before, code, after)), cwd=folder)).stdout
 
 
 def test_text_and_logits_from_a_run(bpe_run, tmp_path):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import startup
-from tests.conftest import ROOT, fails_clearly, run_script, train_command
+from tests.conftest import ROOT, fails_clearly, ok, run_script, train_command
 
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
 posix = pytest.mark.skipif(os.name == "nt", reason="needs signals, limits, terminals or bash")
@@ -61,8 +61,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @posix
 def test_a_script_starts_where_no_disk_has_room(char_data, tmp_path):
     command = train_command(char_data, tmp_path / "run", "--dry_run")
-    result = run_script("-c", ON_FULL_DISK, *command, PYTHONDONTWRITEBYTECODE="1")
-    assert result.returncode == 0, result.stderr
+    ok(run_script("-c", ON_FULL_DISK, *command, PYTHONDONTWRITEBYTECODE="1"))
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.6.0+cu124"])

@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 
-from tests.conftest import LLAMA_CPP, ROOT, run_script
+from tests.conftest import LLAMA_CPP, ROOT, ok, run_script
 
 FENCE = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SMALL = ["--n_embd=64", "--block_size=64", "--eval_batches=2", "--device=cpu", "--compile=False"]
@@ -26,8 +26,7 @@ def run(line, clone, max_steps, text_file):
         if words[0] == "train.py":
             words += [*SMALL, f"--max_steps={max_steps}"]
         done = run_script(*words, cwd=clone, stdin="What does shutil.copy do?\n")
-    assert done.returncode == 0, (line, done.stdout, done.stderr)
-    return done.stdout
+    return ok(done).stdout
 
 
 def test_the_tutorial_works_from_its_first_command_to_its_last(tmp_path, text_file):

@@ -17,8 +17,8 @@ from formats import pretrained
 from formats.conversation import END, PLAIN, START, form_of, turns_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from generating.text import Completion
-from tests.conftest import prose, reciting, run_script, write_conversations
-from tests.preparing.conftest import ok, prepare
+from tests.conftest import ok, prose, reciting, run_script, write_conversations
+from tests.preparing.conftest import prepare
 from tests.preparing.test_masks import parts_in
 from tokenizer_bpe import EOT, Tokenizer
 from tools import export
@@ -134,8 +134,7 @@ def run(tmp_path_factory, file):
 
 def test_a_chat_ends_a_reply_at_the_marker_and_does_not_show_it(run, capsys):
     ask = ["generate.py", "--checkpoint", run, "--chat", "--max_new_tokens=40"]
-    result = run_script(*ask, stdin="Hi\nYou?\n")
-    assert result.returncode == 0, result.stderr
+    result = ok(run_script(*ask, stdin="Hi\nYou?\n"))
     assert result.stdout == "Good day.\nFine.\n"
     assert "cut off" not in result.stderr
     cut = run_script(*ask, "--prompt=Hi", "--max_new_tokens=1")

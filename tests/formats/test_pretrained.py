@@ -17,7 +17,7 @@ from formats.run_folder import CheckpointError
 from generating.load import load_model
 from model import GPT, GPTConfig
 from tests import warm_start
-from tests.conftest import ROOT, SMALL, fails_clearly, run_script
+from tests.conftest import ROOT, SMALL, fails_clearly, ok, prepare, run_script
 from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
 from tests.preparing.hub import Hub
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -72,8 +72,7 @@ def test_a_shorter_context_keeps_the_first_positions():
 def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):
     start, run = shutil.copytree(bpe_run, tmp_path / "start"), tmp_path / "run"
     changes = ["--block_size=16", "--learning_rate=0", "--max_steps=1"]
-    first = train(bpe_data, run, start, *changes)
-    assert first.returncode == 0, first.stderr
+    first = ok(train(bpe_data, run, start, *changes))
     assert f"the weights of {start}" in first.stdout
     ours, theirs = pretrained.load(run), pretrained.load(start)
     assert ours.config == dataclasses.replace(theirs.config, block_size=16)
@@ -85,8 +84,7 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
     longer = train(bpe_data, tmp_path / "other", start, preset, "--dry_run=True")
     assert f"context {theirs.config.block_size}," in longer.stdout, longer.stderr
     shutil.rmtree(start)  # the run goes on where the weights that it started from are gone
-    second = train(bpe_data, run, start, preset, "--max_steps=2")
-    assert second.returncode == 0, second.stderr
+    second = ok(train(bpe_data, run, start, preset, "--max_steps=2"))
     assert "continues at step 1" in second.stdout
     other = train(bpe_data, run, bpe_run, "--block_size=16", "--max_steps=2")
     fails_clearly(other, f"init_from: {start} in the checkpoint, {bpe_run} now", "checkpoint_dir")
@@ -97,8 +95,7 @@ def test_shorter_sequences_leave_rotary_weights_their_context(bpe_data, tmp_path
     small_qwen3().save_pretrained(start)
     shutil.copy(bpe_data / "tokenizer.json", start)
     for steps in (1, 2):  # the second continues the first
-        result = train(bpe_data, run, start, "--block_size=16", f"--max_steps={steps}")
-        assert result.returncode == 0, result.stderr
+        result = ok(train(bpe_data, run, start, "--block_size=16", f"--max_steps={steps}"))
         assert "context 16," in result.stdout
     assert pretrained.load(run).config == pretrained.load(start).config
     evaluate.main([str(run), str(start), "--data", str(bpe_data), "--block_size=64"])
@@ -164,12 +161,9 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp
     folder = saved(small_qwen3(), tmp_path / "hf")
     hf_tokenizer.save(str(folder / "tokenizer.json"))
 
-    data = tmp_path / "data"
-    result = run_script("prepare_data.py", text_file, "--tokenizer", folder, "--out", data)
-    assert result.returncode == 0, result.stderr
+    data = prepare(text_file, tmp_path / "data", "--tokenizer", folder)
     run = tmp_path / "run"
-    tuned = train(data, run, folder, "config/finetune.py", "--learning_rate=0", "--max_steps=2")
-    assert tuned.returncode == 0, tuned.stderr
+    ok(train(data, run, folder, "config/finetune.py", "--learning_rate=0", "--max_steps=2"))
     model, _, _ = load_model(run_folder.find(run), torch.device("cpu"))
     logits_agree(model, small_qwen3(), 512)
 
@@ -198,13 +192,11 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
 def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(
     bpe_run, bpe_data, text_file, tmp_path
 ):
-    assert run_script("-m", "tools.export", bpe_run, "--out", tmp_path / "hf").returncode == 0
+    ok(run_script("-m", "tools.export", bpe_run, "--out", tmp_path / "hf"))
     # as transformers itself writes it
     AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "saved")
     assert Tokenizer.load(tmp_path / "saved").same_as(Tokenizer.load(bpe_data))
-    data = tmp_path / "data"
-    result = run_script("prepare_data.py", text_file, "--tokenizer", bpe_run, "--out", data)
-    assert result.returncode == 0, result.stderr
+    data = prepare(text_file, tmp_path / "data", "--tokenizer", bpe_run)
     assert (data / "train.bin").read_bytes() == (bpe_data / "train.bin").read_bytes()
     assert Tokenizer.load(data).same_as(Tokenizer.load(bpe_data))
 
@@ -300,15 +292,14 @@ def test_a_model_of_the_hub_is_tried_before_it_is_trained(bpe_run, text_file, tm
     folder = tmp_path / "hub/ORG/NAME"
     export.main([str(bpe_run), "--out", str(folder)])
     here = tmp_path / "checkpoints/.fetched/hf/ORG/NAME"
-    prepare = [ROOT / "prepare_data.py", text_file, "--tokenizer", "hf://ORG/NAME", "--out", "data"]
+    words = [ROOT / "prepare_data.py", text_file, "--tokenizer", "hf://ORG/NAME", "--out", "data"]
     with Hub(tmp_path / "hub") as hub:
 
         def run(*command):
             process = warm_start.Process(command, tmp_path, variables=hub.environment)
             return process.complete(timeout=300)
 
-        prepared = run(*prepare)
-        assert prepared.returncode == 0, prepared.stderr
+        ok(run(*words))
         assert {"tokenizer.json", "config.json"} <= {path.name for path in here.iterdir()}
         assert not (here / "model.safetensors").exists()
 

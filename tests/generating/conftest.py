@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import reciting, train_small
+from tests.conftest import reciting, trained
 from tokenizer_bpe import Tokenizer
 
 
@@ -10,8 +10,7 @@ from tokenizer_bpe import Tokenizer
 def char_run(tmp_path_factory, char_data):
     """A barely trained run at character level."""
     folder = tmp_path_factory.mktemp("runs") / "char"
-    result = train_small(char_data, folder, "--n_layer=1", "--batch_size=4", "--max_steps=20")
-    assert result.returncode == 0, result.stderr
+    trained(char_data, folder, "--n_layer=1", "--batch_size=4", "--max_steps=20")
     return folder
 
 

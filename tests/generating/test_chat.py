@@ -9,7 +9,7 @@ import pytest
 from generating.terminal import note_dropped, shown
 from generating.text import Completion, Conversation
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, reciting, run_script
+from tests.conftest import ROOT, ok, reciting, run_script
 
 
 def on_a_terminal(*arguments):
@@ -51,8 +51,7 @@ def test_a_chat_stops_at_the_users_turn_remembers_and_starts_again(tmp_path):
     run = reciting(tmp_path, f"System: Be kind.\n\n{turns}", masks={})
     ask = ["generate.py", "--checkpoint", run, "--chat", "--system=Be kind.", "--max_new_tokens=40"]
     # Replies come from positions: only after all that was said before is each of them whole.
-    result = run_script(*ask, stdin="Hi\nYou?\n\n/new\nHi\n")
-    assert result.returncode == 0, result.stderr
+    result = ok(run_script(*ask, stdin="Hi\nYou?\n\n/new\nHi\n"))
     assert result.stdout == "Hello.\nFine.\nHello.\n"
     assert "not trained on conversations" not in result.stderr
     assert "/new" in result.stderr

@@ -13,7 +13,7 @@ from generating import cpu_kernels
 from generating.cpu_kernels import FORMATS, PackedLinear, fastest, pack
 from generating.decode import generate
 from generating.load import load_model, open_checkpoint
-from tests.conftest import run_code
+from tests.conftest import ok, run_code
 from tests.generating.test_decode import CONTEXT, PROMPTS
 from tests.test_model import randomized
 
@@ -59,8 +59,7 @@ def test_each_kind_of_cpu_computes_the_same(kind):
         "import torch; print(torch.backends.cpu.get_cpu_capability())\n"
         "from tests.generating import test_cpu_kernels as t; t.compute_the_same()"
     )
-    result = run_code(code, **KINDS[kind])
-    assert result.returncode == 0, result.stderr
+    result = ok(run_code(code, **KINDS[kind]))
     if asked := KINDS[kind].get("ATEN_CPU_CAPABILITY"):
         assert result.stdout.strip() in (asked.upper(), "DEFAULT")
     assert "deprecated" not in result.stderr

@@ -16,7 +16,7 @@ from generate import explain, main
 from generating import terminal
 from generating.terminal import parse_args
 from generating.text import Completion
-from tests.conftest import ROOT, fails_clearly, reciting, run_script
+from tests.conftest import ROOT, fails_clearly, ok, reciting, run_script
 from tests.formats.conftest import saved, small_gpt2, small_llama, small_qwen3
 from tests.generating.test_chat import ends, on_a_terminal
 from tokenizer_bpe import EOT, Tokenizer
@@ -32,8 +32,7 @@ def generate(checkpoint, *arguments, stdin=""):
 def test_a_seed_gives_the_same_texts_from_a_run_or_its_step(kind, request):
     folder = request.getfixturevalue(kind)
     arguments = ["--prompt", "The name", "--max_new_tokens", 40, "--num_samples", 4, "--seed"]
-    run = generate(folder, *arguments, 3)
-    assert run.returncode == 0, run.stderr
+    run = ok(generate(folder, *arguments, 3))
     texts = run.stdout.split("\n---\n")
     assert len(texts) == 4
     assert all(text.startswith("The name") for text in texts)
@@ -44,8 +43,8 @@ def test_a_seed_gives_the_same_texts_from_a_run_or_its_step(kind, request):
 
 @pytest.mark.skipif(os.name == "nt", reason="Python changes the line ends that it is given")
 def test_a_prompt_comes_from_standard_input_without_its_last_line_break(bpe_run):
-    result = generate(bpe_run, "--max_new_tokens", 5, "--json", stdin="\ufeffThe first\nline\n\r\n")
-    assert result.returncode == 0, result.stderr
+    typed = "\ufeffThe first\nline\n\r\n"
+    result = ok(generate(bpe_run, "--max_new_tokens", 5, "--json", stdin=typed))
     assert json.loads(result.stdout)["prompt"] == "The first\nline\n"
     assert "an empty prompt" not in result.stderr
 
@@ -287,8 +286,7 @@ def test_a_full_disk_is_a_sentence(bpe_run, command):
 
 
 def test_an_empty_standard_input_is_an_empty_prompt(bpe_run):
-    result = generate(bpe_run, "--max_new_tokens", 3)
-    assert result.returncode == 0, result.stderr
+    result = ok(generate(bpe_run, "--max_new_tokens", 3))
     assert "an empty prompt" in result.stderr
 
 
@@ -302,8 +300,7 @@ def test_standard_input_that_is_no_text_is_a_sentence(bpe_run, more):
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
 @pytest.mark.parametrize("command", ["a text", "help"])
 def test_the_reader_of_a_pipe_may_leave(bpe_run, command):
-    result = in_bash(command, "| true; exit ${PIPESTATUS[0]}", bpe_run)
-    assert result.returncode == 0, result.stderr
+    result = ok(in_bash(command, "| true; exit ${PIPESTATUS[0]}", bpe_run))
     assert "Traceback" not in result.stderr
     assert "Exception" not in result.stderr
 

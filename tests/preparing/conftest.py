@@ -78,12 +78,6 @@ def prepare(*inputs, text="", **flags):
     return run_script(*command(*inputs, **flags), stdin=text)
 
 
-def ok(result):
-    """A result that must be a success."""
-    assert result.returncode == 0, result.stderr
-    return result
-
-
 def sha(folder):
     """Checksums of the files that must not depend on how they were made."""
     paths = [*sorted(folder.glob("*.bin")), folder / "tokenizer.json"]

@@ -11,8 +11,8 @@ import pytest
 
 from preparing import InputError
 from preparing.documents import ADVICE, GUTENBERG, HTML_CODES
-from tests.conftest import fails_clearly
-from tests.preparing.conftest import documents, ok, prepare, read
+from tests.conftest import fails_clearly, ok
+from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT
 
 MESSAGES = [f"Message {n}." for n in range(400)]

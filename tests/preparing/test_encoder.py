@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN, QWEN35_PATTERN
 from preparing import PrepareError
 from preparing.encoder import FastBPE, new_encoder
-from tests.conftest import prose, run_script
-from tests.preparing.conftest import DOCUMENTS, ok, sha
+from tests.conftest import ok, prose, run_script
+from tests.preparing.conftest import DOCUMENTS, sha
 from tests.test_tokenizer import cut_by
 from tokenizer_bpe import EOT, Tokenizer
 

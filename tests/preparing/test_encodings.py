@@ -9,8 +9,8 @@ from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options, Position
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
-from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, sha, write
+from tests.conftest import fails_clearly, ok, prose
+from tests.preparing.conftest import DOCUMENTS, documents, prepare, read, sha, write
 from tests.preparing.test_chunks import chunks_of
 
 LINE = "The line is English so far, until it says after quite a long time: Über Brücken führt es. "

@@ -17,8 +17,8 @@ from preparing.foreign import foreign
 from preparing.readers import read_chunks
 from preparing.sources import Source, find_sources
 from preparing.tokenizers import without_long_words
-from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, write, zstd
+from tests.conftest import fails_clearly, ok, prose
+from tests.preparing.conftest import DOCUMENTS, documents, prepare, read, write, zstd
 from tokenizer_bpe import Tokenizer, spell
 
 FORMATS = ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]

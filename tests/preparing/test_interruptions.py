@@ -18,14 +18,13 @@ from preparing import writer
 from preparing.arguments import parse
 from preparing.chunks import Position
 from preparing.work_folder import WorkFolder
-from tests.conftest import conversations, fails_clearly, prose, wait_until, write_conversations
+from tests.conftest import conversations, fails_clearly, ok, prose, wait_until, write_conversations
 from tests.power_cut import lay, power_cuts
 from tests.preparing.conftest import (
     DOCUMENTS,
     end,
     files_up_to,
     kill_midway,
-    ok,
     prepare,
     sha,
     start,

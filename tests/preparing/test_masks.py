@@ -7,8 +7,8 @@ import pytest
 
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from preparing import writer
-from tests.conftest import conversations, fails_clearly, write_conversations
-from tests.preparing.conftest import DOCUMENTS, ok, prepare, write
+from tests.conftest import conversations, fails_clearly, ok, write_conversations
+from tests.preparing.conftest import DOCUMENTS, prepare, write
 from tokenizer_bpe import Tokenizer
 
 NFC = {"type": "NFC"}

@@ -15,8 +15,8 @@ from preparing import InputError, work_folder
 from preparing.arguments import parse
 from preparing.tokenizers import default_vocab_size, word_pattern
 from preparing.work_folder import WorkFolder
-from tests.conftest import ROOT, conversations, fails_clearly, prose, write_conversations
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, write
+from tests.conftest import ROOT, conversations, fails_clearly, ok, prose, write_conversations
+from tests.preparing.conftest import DOCUMENTS, documents, prepare, write
 from tokenizer_bpe import EOT, GPT2_PATTERN, QWEN35_PATTERN, Tokenizer
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import fails_clearly, run_script
-from tests.preparing.conftest import end, ok, prepare, sha, start, wait_for_progress
+from tests.conftest import fails_clearly, ok, run_script
+from tests.preparing.conftest import end, prepare, sha, start, wait_for_progress
 from tests.preparing.hub import Hub
 from tests.preparing.torture import make_input
 

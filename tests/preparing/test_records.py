@@ -13,8 +13,8 @@ from preparing.chunks import Options, Position
 from preparing.documents import UNUSABLE
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
-from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import documents, ok, prepare, read, write
+from tests.conftest import fails_clearly, ok, prose
+from tests.preparing.conftest import documents, prepare, read, write
 
 SHAREGPT = [
     {

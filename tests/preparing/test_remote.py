@@ -14,14 +14,13 @@ from formats.data_folder import read_meta
 from preparing import InputError
 from preparing.sources import CATALOG, Source, find_sources
 from preparing.tokenizers import sources_to_sample
-from tests.conftest import fails_clearly, run_code
+from tests.conftest import fails_clearly, ok, run_code
 from tests.preparing.conftest import (
     DOCUMENTS,
     documents,
     end,
     files_up_to,
     kill_midway,
-    ok,
     prepare,
     sha,
     start,

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from command_line import count
-from tests.conftest import prose
-from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, start, wait_for_progress, write
+from tests.conftest import ok, prose
+from tests.preparing.conftest import DOCUMENTS, prepare, sha, start, wait_for_progress, write
 from tests.preparing.hub import Hub
 from tokenizer_bpe import EOT, Tokenizer
 

@@ -12,7 +12,7 @@ from formats import files, run_folder
 from formats.data_folder import DataError, read_meta
 from generating.load import load_model
 from model import IGNORE
-from tests.conftest import fails_clearly, run_script, train_small
+from tests.conftest import fails_clearly, ok, run_script, trained
 from tools import command, evaluate
 from tools.evaluate import validation_loss
 from training.dataset import Dataset
@@ -25,16 +25,18 @@ def runs(char_data, bpe_data, tmp_path_factory):
     """A small run of each tokenizer."""
     folder = tmp_path_factory.mktemp("runs")
     for data in (char_data, bpe_data):
-        result = train_small(
-            data, folder / data.name, "--max_steps=20", "--eval_batches=0", "--sample_prompts=The "
-        )
-        assert result.returncode == 0, result.stderr
+        more = ["--max_steps=20", "--eval_batches=0", "--sample_prompts=The "]
+        trained(data, folder / data.name, *more)
     return folder
 
 
+def evaluated(*arguments):
+    """Run tools.evaluate; returns the finished process."""
+    return run_script("-m", "tools.evaluate", *arguments)
+
+
 def test_evaluation_is_that_of_training_next_to_compressors(runs, char_data, bpe_data):
-    result = run_script("-m", "tools.evaluate", runs / "char", runs / "bpe")
-    assert result.returncode == 0, result.stderr
+    result = ok(evaluated(runs / "char", runs / "bpe"))
     texts = []
     for data in (char_data, bpe_data):
         label = re.escape(f"/{data.name}/step_00000020, on {data}")
@@ -69,16 +71,16 @@ def test_errors_have_the_units_of_their_numbers():
 
 
 def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_data, tmp_path):
-    refused = run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data)
+    refused = evaluated(runs / "char", "--data", bpe_data)
     fails_clearly(refused, "another tokenizer", "--tokenizer")
-    second = run_script("-m", "tools.evaluate", runs / "bpe", runs / "char", "--data", bpe_data)
+    second = evaluated(runs / "bpe", runs / "char", "--data", bpe_data)
     fails_clearly(second, "another tokenizer")
     assert not refused.stdout + second.stdout  # before anything is evaluated
-    fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
+    fails_clearly(evaluated(tmp_path), "no checkpoint at")
     broken = shutil.copytree(runs / "char", tmp_path / "broken")
     with open(run_folder.find(broken) / "model.pt", "ab") as file:
         file.write(b"x")
-    last = run_script("-m", "tools.evaluate", runs / "char", broken)
+    last = evaluated(runs / "char", broken)
     fails_clearly(last, "model.pt is damaged")
     assert not last.stdout
 
@@ -102,16 +104,10 @@ def test_a_perplexity_is_short_however_large_the_loss_is(loss, shown):
     assert command.number(command.perplexity(loss)) == shown
 
 
-def evaluated(*arguments):
-    """Run tools.evaluate; returns the finished process."""
-    return run_script("-m", "tools.evaluate", *arguments)
-
-
 def rows_of(*arguments):
     """(label, numbers) of each checkpoint's row."""
-    result = evaluated(*arguments)
-    assert result.returncode == 0, result.stderr
-    rows = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines() if "±" in line]
+    lines = ok(evaluated(*arguments)).stdout.splitlines()
+    rows = [re.split(r"\s{2,}", line) for line in lines if "±" in line]
     return [(label, numbers) for label, *numbers in rows]
 
 
@@ -137,7 +133,7 @@ def test_a_folder_of_hugging_face_is_scored_like_the_run_that_it_was(
     runs, bpe_data, char_data, tmp_path, monkeypatch
 ):
     folder = tmp_path / "hf"
-    assert run_script("-m", "tools.export", runs / "bpe", "--out", folder).returncode == 0
+    ok(run_script("-m", "tools.export", runs / "bpe", "--out", folder))
     on = ["--data", bpe_data]
     (_, ours), (label, theirs) = rows_of(runs / "bpe", folder, *on)
     assert (label, theirs) == (str(folder), ours)

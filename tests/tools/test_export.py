@@ -34,12 +34,13 @@ from model import GPT, GPTConfig
 from tests.conftest import (
     LLAMA_CPP,
     fails_clearly,
+    ok,
     prepare,
     prose,
     reciting,
     run_code,
     run_script,
-    train_small,
+    trained,
     write_conversations,
 )
 from tests.formats.conftest import logits_agree
@@ -117,8 +118,7 @@ def exported(request, tmp_path_factory, char_data, bpe_data):
     more = ["--max_steps=40", "--eval_interval=40", "--block_size=128", *RUNS[request.param]]
     if "qwen3" in request.param:
         more.append(f"--init_from={grouped_qwen3(folder / 'start')}")
-    result = train_small(data, run, *more)
-    assert result.returncode == 0, result.stderr
+    trained(data, run, *more)
     export.main([str(word) for word in (run, *targets)])
     model, tokenizer, _ = load_model(run_folder.find(run), torch.device("cpu"))
     assert (model.config.n_kv_head < model.config.n_head) == ("grouped" in request.param)
@@ -467,14 +467,11 @@ def chat_export(tmp_path_factory):
     """A folder with the data of conversations, a run on it, and both of its exports."""
     folder = tmp_path_factory.mktemp("chat")
     write_conversations(folder / "chat.jsonl", [SAID] * 200)
-    flags = ["--vocab_size", 300, "--val_fraction", 0.2, "--out", folder / "data"]
-    result = run_script("prepare_data.py", folder / "chat.jsonl", *flags)
-    assert result.returncode == 0, result.stderr
-    result = train_small(folder / "data", folder / "run", "--max_steps=2", "--arch=qwen3")
-    assert result.returncode == 0, result.stderr
+    flags = ["--vocab_size", 300, "--val_fraction", 0.2]
+    data = prepare(folder / "chat.jsonl", folder / "data", *flags)
+    trained(data, folder / "run", "--max_steps=2", "--arch=qwen3")
     targets = ["--out", folder / "hf", "--gguf", folder / "run.gguf"]
-    result = run_script("-m", "tools.export", folder / "run", *targets)
-    assert result.returncode == 0, result.stderr
+    result = ok(run_script("-m", "tools.export", folder / "run", *targets))
     (folder / "said.txt").write_text(result.stdout)
     return folder
 

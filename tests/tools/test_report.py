@@ -16,7 +16,7 @@ import pytest
 from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
-from tests.conftest import SMALL, fails_clearly, run_code, run_script, train_small
+from tests.conftest import SMALL, fails_clearly, ok, run_code, run_script, trained
 from tools.report import History, answers, losses_at_the_end, main, names_of, plot, read_history
 
 # A name and a text that would break a page, a picture or a legend which took them as they are.
@@ -35,8 +35,7 @@ def runs(char_data, bpe_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     said = ["--cost_per_hour=8", '--sample_prompts=["The ", "A <b> & "]', "--log_interval=1"]
     for data, steps in ((char_data, 20), (char_data, 60), (bpe_data, 40)):
-        result = train_small(data, folder / data.name, f"--max_steps={steps}", *said)
-        assert result.returncode == 0, result.stderr
+        trained(data, folder / data.name, f"--max_steps={steps}", *said)
     log = run_folder.read_log(folder / "char")
     for record in log:
         for sample in record.get("samples", []):
@@ -323,6 +322,5 @@ def test_a_missing_matplotlib_is_named(runs):
 def test_a_run_without_matplotlib_advises_what_works(char_data, tmp_path):
     where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
     script = "runpy.run_path('train.py', run_name='__main__')"
-    result = run_code(NO_MATPLOTLIB + script, *where, *SMALL, "--max_steps=20")
-    assert result.returncode == 0, result.stderr
+    result = ok(run_code(NO_MATPLOTLIB + script, *where, *SMALL, "--max_steps=20"))
     assert result.stdout.splitlines()[-1] == f"  python -m tools.evaluate {tmp_path / 'run'}"

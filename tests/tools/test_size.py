@@ -13,7 +13,7 @@ import config as settings
 import processors
 import tools.size
 from formats.data_folder import read_meta
-from tests.conftest import fails_clearly, run_script
+from tests.conftest import fails_clearly, ok, run_script
 
 
 def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
@@ -21,8 +21,7 @@ def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
     family = ["--block_size=32", "--batch_size=8", "--device=cpu"]
     family += ["--n_kv_head=2", "--induction_init=False"]  # the smallest have a single head
     command = ["-m", "tools.size", bpe_data, "--hours", 0.001, "--out", preset, *family]
-    result = run_script(*command)
-    assert result.returncode == 0, result.stderr
+    result = ok(run_script(*command))
     rows = [line for line in result.stdout.splitlines() if "M" in line]
     assert sum("<<" in line for line in rows) == 1
     assert f"python train.py {preset}" in result.stdout

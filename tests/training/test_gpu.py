@@ -15,7 +15,7 @@ import hardware
 from formats import pretrained, run_folder
 from formats.data_folder import read_meta
 from model import GPT
-from tests.conftest import losses, run_script, train_command, wait_until
+from tests.conftest import losses, ok, run_script, train_command, wait_until
 from tests.training.conftest import small_run, start, torchrun
 from tools import size
 from train import train, training_step
@@ -316,8 +316,7 @@ def test_the_scripts_work_on_a_gpu(char_data, tmp_path):
         ["generate.py", *given, "--prompt", "The", "--max_new_tokens", 40, "--num_samples", 2],
         ["-m", "tools.evaluate", tmp_path / "run", on],
     ):
-        result = run_script(*script)
-        assert result.returncode == 0, result.stderr
+        result = ok(run_script(*script))
         assert "no CUDA graph" not in result.stderr
 
 
@@ -327,7 +326,6 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
     train(settings_for(char_data, tmp_path / "alone", *exact))
     both = train_command(char_data, tmp_path / "both", f"--device={DEVICE}", *exact)
-    result = run_script(*torchrun(2), *both)
-    assert result.returncode == 0, result.stderr
+    ok(run_script(*torchrun(2), *both))
     for alone, both in zip(losses(tmp_path / "alone"), losses(tmp_path / "both"), strict=True):
         assert both == pytest.approx(alone, abs=1e-3)

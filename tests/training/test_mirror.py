@@ -17,7 +17,7 @@ from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.pretrained import resolve
 from formats.run_folder import CheckpointError
-from tests.conftest import ROOT, run_script, train_command, trained
+from tests.conftest import ROOT, ok, run_script, train_command, trained
 from tests.torture import torture
 from tests.training.conftest import small_run
 from tests.training.store import Store
@@ -305,8 +305,7 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(char_data, tmp_path
     here = run_script("generate.py", "--checkpoint", run, *prompt)
     shutil.rmtree(run)
     generate = (ROOT / "generate.py", "--checkpoint", f"{where}/run", *prompt)
-    there = run_script(*generate, cwd=tmp_path)
-    assert there.returncode == 0, there.stderr
+    there = ok(run_script(*generate, cwd=tmp_path))
     assert there.stdout == here.stdout
     assert "fetching" in there.stderr
     tune = train_command(char_data, tmp_path / "tuned", f"--init_from={where}/run", "--max_steps=1")

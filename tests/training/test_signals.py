@@ -13,6 +13,7 @@ from formats.data_folder import DataError
 from tests.conftest import (
     fails_clearly,
     losses,
+    ok,
     run_code,
     train_command,
     train_small,
@@ -91,8 +92,7 @@ def test_after_a_run_in_python_ctrl_c_is_what_it_was(char_data, tmp_path):
         sys.exit(status)
     """
     command = train_command(char_data, tmp_path, "--max_steps=2", "--eval_interval=0")
-    result = run_code(textwrap.dedent(code), *command[1:])
-    assert result.returncode == 0, result.stderr
+    ok(run_code(textwrap.dedent(code), *command[1:]))
 
 
 def test_an_error_in_a_thread_is_that_of_the_run(tmp_path):

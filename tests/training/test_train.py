@@ -29,6 +29,7 @@ from tests.conftest import (
     ROOT,
     fails_clearly,
     losses,
+    ok,
     prepare,
     run_code,
     run_script,
@@ -123,14 +124,12 @@ def test_a_run_says_what_it_is_and_how_to_use_it(finished):
 
 
 def test_the_commands_that_a_run_prints_work_in_the_folder_it_was_started_in(finished, tmp_path):
-    result = run_script(ROOT / "train.py", finished[0], cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ok(run_script(ROOT / "train.py", finished[0], cwd=tmp_path))
     commands = re.findall("^  python (.*)$", result.stdout, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
         more = ["--dry_run"] if "train.py" in command else ["--max_new_tokens=1"]
-        result = run_script(*shlex.split(command), *more, cwd=tmp_path)
-        assert result.returncode == 0, (command, result.stderr)
+        ok(run_script(*shlex.split(command), *more, cwd=tmp_path))
 
 
 def test_a_run_leaves_no_lock_where_processes_start_without_fork(char_data, tmp_path):
@@ -252,8 +251,7 @@ def test_a_signal_cuts_an_evaluation_short(char_data, tmp_path):
 
 def test_the_folder_of_a_run_stands_for_its_settings(finished, tmp_path):
     folder = shutil.copytree(finished[0], tmp_path / "run")
-    result = run_script("train.py", folder, "--max_steps=50")
-    assert result.returncode == 0, result.stderr
+    result = ok(run_script("train.py", folder, "--max_steps=50"))
     changed = result.stdout.partition("device")[0].splitlines()[1:]
     assert [row.split() for row in changed] == [["max_steps", "40", "50"]]
     assert "continues at step 40" in result.stdout
@@ -332,8 +330,7 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     broken = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     more = ["--n_layer=1", "--compile=True", "--max_steps=10"]
     command = train_command(char_data, tmp_path / "run", *more)
-    result = run_code(WITH_ITS_COMPILER, *command[1:], **broken)
-    assert result.returncode == 0, result.stderr
+    result = ok(run_code(WITH_ITS_COMPILER, *command[1:], **broken))
     line = r"compiling \.\.\. torch.compile failed: .*; training continues without it\n"
     assert re.search(line, result.stdout)
     assert losses(tmp_path / "run")[1]
@@ -526,8 +523,7 @@ def test_a_text_that_was_added_is_trained_on_as_the_error_says(bpe_run, text_fil
     for line, more in ((how_to_prepare, []), (how_to_train, ["--max_steps=1", "--compile=False"])):
         line = line.replace("TEXT", str(text_file)).replace("data/NAME", str(tmp_path / "new"))
         line = line.replace("checkpoints/NAME", str(tmp_path / "tuned"))
-        done = run_script(*shlex.split(line)[1:], *more)
-        assert done.returncode == 0, done.stderr
+        ok(run_script(*shlex.split(line)[1:], *more))
 
 
 def test_never_refuses_to_write_over_a_run(finished, little_data):
