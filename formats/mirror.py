@@ -11,7 +11,7 @@ from pathlib import Path
 from formats import files, run_folder
 from formats.address import Folder, local_copy
 from formats.files import atomic_folder
-from formats.run_folder import FILES, STEP_NAME, CheckpointError, VersionError, step_name
+from formats.run_folder import FILES, STEP_NAME, CheckpointError, DamagedError, step_name
 
 
 def address_of(mirror: str, run: Path) -> str:
@@ -120,7 +120,7 @@ class Mirror:
         """If the copy has a newer complete step than the run on this disk, fetch it and the best.
 
         Returns a sentence for each damaged step. Raises CheckpointError if the copy belongs to
-        another run, VersionError if a later version saved the step.
+        another run, or if a later version saved the step.
         """
         there, settings = self.check_same_run(run)
         whole = [step for step, is_whole in there.items() if is_whole]
@@ -148,9 +148,7 @@ class Mirror:
             try:
                 self.fetch(step, run)
                 return
-            except VersionError:
-                raise
-            except CheckpointError as error:
+            except DamagedError as error:
                 problems.append(f"in {self.address}: {error}")
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:

@@ -24,6 +24,7 @@ from formats.files import (
     few,
     fingerprint,
     is_foreign,
+    object_in,
     read_checked,
     read_json,
     read_text,
@@ -59,8 +60,8 @@ class CheckpointError(UserError):
     """A checkpoint that is missing or cannot be used."""
 
 
-class VersionError(CheckpointError):
-    """A checkpoint of a later version of this program: it is not damaged, so nothing skips it."""
+class DamagedError(CheckpointError):
+    """A step that is not as it was saved: a run continues from the one before it."""
 
 
 def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
@@ -124,49 +125,39 @@ def step_of(folder: Path) -> int:
 def read_state(folder: Path, names=FILES) -> dict:
     """The values in state.json, after checking their checksum and those of the files `names`.
 
-    Raises CheckpointError naming the missing or damaged file, VersionError for a later format, and
+    Raises DamagedError naming the missing or damaged file, CheckpointError for a later format, and
     OSError if the folder cannot be read at the moment.
     """
     path = folder / "state.json"
     try:
-        state = dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
-    found = state.get("format")
-    if isinstance(found, int) and found > FORMAT:
-        raise VersionError(
-            f"a later version of this program saved {folder}: its format is {found}, and this"
-            f" version reads {FORMAT}; use that version, or update this one"
-        )
-    if found != FORMAT:
-        raise CheckpointError(f"{path} has format {found}, this code reads format {FORMAT}")
-    if state.pop("sha256", None) != fingerprint(state):
-        raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
-    for name in names:
-        try:
-            checksum = sha256(folder / name)
-        except FileNotFoundError:
-            raise CheckpointError(f"{folder / name} is missing") from None
-        if checksum != state["files"][name]["sha256"]:
-            raise CheckpointError(f"{folder / name} is damaged: it is not what was saved")
+        state = object_in(path.read_bytes())
+        found = state.get("format")
+        if isinstance(found, int) and found > FORMAT:
+            raise CheckpointError(
+                f"a later version of this program saved {folder}: its format is {found}, and this"
+                f" version reads {FORMAT}; use that version, or update this one"
+            )
+        if state.pop("sha256", None) != fingerprint(state):
+            raise DamagedError(f"{path} is damaged: its values are not those it was saved with")
+        for name in names:
+            if sha256(folder / name) != state["files"][name]["sha256"]:
+                raise DamagedError(f"{folder / name} is damaged: it is not what was saved")
+    except FileNotFoundError as error:
+        raise DamagedError(f"{error.filename} is missing") from None
     return state
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
     """The newest intact step folder, its state, and a sentence for each damaged one skipped.
 
-    (None, {}, ...) if there is none. Raises OSError and VersionError as read_state does: a mount
+    (None, {}, ...) if there is none. Raises OSError and CheckpointError as read_state does: a mount
     that fails for a moment, or a later version, does not make steps look damaged.
     """
     problems = []
     for folder in reversed(steps(run)):
         try:
             return folder, read_state(folder), problems
-        except VersionError:
-            raise
-        except CheckpointError as error:
+        except DamagedError as error:
             if not folder.exists():  # a training process has saved and rotated: look again
                 return latest(run)
             problems.append(str(error))
