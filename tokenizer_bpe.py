@@ -108,7 +108,8 @@ class Tokenizer:
     kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot, eot_id: the token
     that ends a text, usually <|endoftext|>. specials: the ids of the added tokens, by their text.
     ordinary: those of them that are text like any other; encode() gives none of the rest.
-    is_for_library: whether `tokenizers` encodes all texts, as tiktoken might give other ids.
+    texts: the UTF-8 bytes of each id that has any. is_for_library: whether `tokenizers` encodes all
+    texts, as tiktoken might give other ids.
     """
 
     def __init__(
@@ -150,19 +151,23 @@ class Tokenizer:
         # True if text is brought to Unicode's NFC first, as Qwen does.
         self.composes = _normalizer(description) is not None
         self.is_for_library = False
+        self.kind = "bpe" if self.pattern else "char"
         if self.pattern:
-            self.kind = "bpe"
             _check_options(model, source)
-            by_ids = _merges_by_ids(model, specials)
-            self.is_for_library = self.pattern not in KNOWN_PATTERNS or not by_ids
+            is_known = self.pattern in KNOWN_PATTERNS
+            self.is_for_library = not (is_known and _merges_by_ids(model, specials))
             tokens = {token: vocab[token] for token in vocab.keys() - specials.keys()}
-            self._vocab = (tokens | self.lacking, specials)
-            # Of other expressions it decodes only, and may not understand them.
-            known = self.pattern if self.pattern in KNOWN_PATTERNS else WHOLE
-            self._tiktoken = _byte_pairs(*self._vocab, known, source)
+            self._ranks = _ranks_of(tokens | self.lacking, source)
+            texts = {n: data for data, n in self._ranks.items() if n < self.vocab_size}
+            if not self.is_for_library:
+                self._tiktoken = _byte_pairs(self._ranks, specials, self.pattern)
         else:
-            self.kind = "char"
-            self._characters = _Characters(vocab | {EOT: self.eot_id}, self.vocab_size)
+            texts = {n: token.encode() for token, n in vocab.items()}
+            characters = {ord(token): n for token, n in vocab.items() if token != EOT}
+            # Code point -> id. The last entry stays unknown, and serves all larger code points.
+            self._table = np.full(max(characters, default=0) + 2, UNKNOWN, np.uint32)
+            self._table[list(characters)] = list(characters.values())
+        self.texts = texts | {n: token.encode() for token, n in specials.items()}
 
     @classmethod
     def train(
@@ -279,7 +284,7 @@ class Tokenizer:
             if self.composes:
                 text = composed(text)
             if self.kind == "char":
-                return self._characters.encode(text)
+                return self._encode_characters(text)
             if self.is_for_library or self.spells_ordinary(text):
                 return self._encode_by_library(text)
             ids = self._encode_words(text)
@@ -311,6 +316,19 @@ class Tokenizer:
                         f" the vocabulary of this tokenizer lacks the byte 0x{byte:02X}"
                     )
 
+    def _encode_characters(self, text):
+        """The ids of a text, uint32 [characters]. Raises TokenizerError for an unknown one."""
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        ids = self._table.take(codes, mode="clip")
+        unknown = ids == UNKNOWN
+        if unknown.any():
+            at = int(unknown.argmax())
+            raise TokenizerError(
+                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among"
+                f" the {self.vocab_size - 1} characters of this tokenizer"
+            )
+        return ids
+
     def _encode_words(self, text):
         """The ids of a text; if tiktoken's expressions give up, word by word.
 
@@ -318,16 +336,13 @@ class Tokenizer:
         more than a second.
         """
         try:
-            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+            return self._tiktoken(text)
         except UnicodeEncodeError:
             raise
         except ValueError:  # a million blanks in a row
             import regex  # comes with tiktoken
 
-            whole = _byte_pairs(*self._vocab, WHOLE, "")
-            encode = functools.cache(
-                functools.partial(whole.encode_to_numpy, disallowed_special=())
-            )
+            encode = functools.cache(_byte_pairs(self._ranks, self.specials, WHOLE))
             words = regex.findall(self.pattern, text)
             starts = ((word, at) for word in words for at in range(0, len(word), LONG_WORD))
             return np.concatenate([encode(word[at : at + LONG_WORD]) for word, at in starts])
@@ -341,50 +356,27 @@ class Tokenizer:
 
         Collect them if tokens come one by one: a token may end inside a character.
         """
-        if self.kind == "char":
-            return "".join(self._characters.texts[i] for i in ids).encode()
-        return self._tiktoken.decode_bytes([int(i) for i in ids])
+        return b"".join(map(self.texts.__getitem__, ids))
 
 
-class _Characters:
-    """Characters <-> ids, by looking them up in an array."""
-
-    def __init__(self, vocab, vocab_size):
-        self.texts = [""] * vocab_size  # id -> text
-        for text, i in vocab.items():
-            self.texts[i] = text
-        characters = [text for text in vocab if text != EOT]
-        codes = np.array([ord(char) for char in characters], dtype=np.int64)
-        # Code point -> id. The last entry stays unknown, and serves all larger code points.
-        self.ids = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, dtype=np.uint32)
-        self.ids[codes] = [vocab[char] for char in characters]
-
-    def encode(self, text):
-        """The ids of a text, uint32 [characters]. Raises TokenizerError for an unknown one."""
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        ids = self.ids.take(codes, mode="clip")
-        unknown = ids == UNKNOWN
-        if unknown.any():
-            at = int(unknown.argmax())
-            raise TokenizerError(
-                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among"
-                f" the {len(self.texts) - 1} characters of this tokenizer"
-            )
-        return ids
-
-
-def _byte_pairs(tokens, specials, pattern, source):
-    """tiktoken's encoder for byte-level tokens. Raises TokenizerError if they are not."""
+def _ranks_of(tokens, source):
+    """{bytes: id} of byte-level tokens. Raises TokenizerError if they are not."""
     to_byte = {char: byte for byte, char in ALPHABET.items()}
     if others := sorted(set().union(*tokens) - to_byte.keys()):
         raise TokenizerError(
             f"{source} is not byte-level: its vocabulary has the character {others[0]!r}, which"
             f" spells no byte; {OTHER}"
         )
-    ranks = {bytes(map(to_byte.get, token)): n for token, n in tokens.items()}
-    return tiktoken.Encoding(
+    return {bytes(map(to_byte.get, token)): n for token, n in tokens.items()}
+
+
+def _byte_pairs(ranks, specials, pattern):
+    """tiktoken's function from a text to its ids, none of which are special."""
+    # Without special tokens, it would look for an empty text, which takes half of the time again.
+    encoding = tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=specials
     )
+    return functools.partial(encoding.encode_to_numpy, disallowed_special=())
 
 
 @functools.cache  # no attribute: a pickled one, as Ray sends it, would find special tokens

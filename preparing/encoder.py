@@ -250,11 +250,8 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """
     lengths = np.zeros(tokenizer.vocab_size, np.int64)
     no_text = {tokenizer.eot_id, *form_of(tokenizer).markers.values()}
-    for n in range(tokenizer.vocab_size):
-        if n in no_text:
-            continue
-        with contextlib.suppress(KeyError):
-            lengths[n] = len(tokenizer.decode_bytes([n]))
+    for n in tokenizer.texts.keys() - no_text:
+        lengths[n] = len(tokenizer.texts[n])
     return lengths
 
 

@@ -106,7 +106,7 @@ def _edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     ends_line = np.zeros(tokenizer.vocab_size, bool)
     begins = np.zeros(tokenizer.vocab_size, bool)
     for n in np.flatnonzero(token_lengths(tokenizer)).tolist():
-        text = tokenizer.decode_bytes([n])
+        text = tokenizer.texts[n]
         ends_line[n] = text.endswith(b"\n")
         begins[n] = text[0] & 0xC0 != 0x80
     return ends_line, begins
