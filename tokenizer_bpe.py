@@ -462,14 +462,8 @@ def _word_pattern(description, source):
         characters_only = all(len(token) == 1 or token == EOT for token in model["vocab"])
         if pre is None and not normalizer and not model.get("merges") and characters_only:
             return None
-        if len(steps) == 1 and _is_byte_level(steps[0], cuts=True):
-            return GPT2_PATTERN
-        if len(steps) == 2 and _sets_digits_apart(steps[0]) and _is_byte_level(steps[1], cuts=True):
-            return DIGITS_PATTERN
-        if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
-            return steps[0]["pattern"]["Regex"]
         if _keep_all(steps):
-            return json.dumps(steps, ensure_ascii=False)
+            return _known_pattern(steps) or json.dumps(steps, ensure_ascii=False)
     kinds = [str(step.get("type")) for step in steps]
     found = "not plain byte-level BPE without prefix space"
     falls_back = model.get("byte_fallback") and "ByteLevel" not in kinds
@@ -483,38 +477,36 @@ def _word_pattern(description, source):
     )
 
 
-def _is_byte_level(step, cuts):
-    """True if a pre-tokenizer turns text into bytes and, if `cuts`, cuts it into words before."""
-    if step.get("type") != "ByteLevel" or step.get("add_prefix_space"):
-        return False
-    return bool(step.get("use_regex", True)) == cuts
-
-
-def _sets_digits_apart(step):
-    """True if a pre-tokenizer cuts text before and after each digit."""
-    return step.get("type") == "Digits" and bool(step.get("individual_digits"))
-
-
-def _isolates(step):
-    """True if a pre-tokenizer cuts text into the matches of an expression and the rest.
-
-    Also if it removes the rest, of which a known expression leaves none, as OLMo 2 has it.
-    """
-    if step.get("type") != "Split" or "Regex" not in step.get("pattern", {}):
-        return False
-    if step.get("invert"):
-        return step.get("behavior") == "Removed" and step["pattern"]["Regex"] in KNOWN_PATTERNS
-    return step.get("behavior") == "Isolated"
-
-
 def _keep_all(steps):
-    """True if steps cut text into words, and into bytes once, without a change of the text."""
+    """True if steps cut text into words, and into bytes once, without a change of the text.
+
+    A step may remove what a known expression leaves, which is nothing, as OLMo 2 has it.
+    """
     kinds = [step.get("type") for step in steps]
     if kinds.count("ByteLevel") != 1 or not CUTTING.issuperset(kinds):
         return False
-    return not any(
-        step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps
-    )
+    for step in steps:
+        removes = step.get("behavior") == "Removed"
+        if removes and step.get("invert") and step["pattern"].get("Regex") in KNOWN_PATTERNS:
+            removes = False
+        if removes or step.get("add_prefix_space"):
+            return False
+    return True
+
+
+def _known_pattern(steps):
+    """The one expression that does what the steps do, or None."""
+    match [{"use_regex": True, "invert": False} | step for step in steps]:
+        case [{"type": "ByteLevel", "use_regex": True}]:
+            return GPT2_PATTERN
+        case [{"type": "Digits", "individual_digits": True}, {"use_regex": True}]:
+            return DIGITS_PATTERN
+        case [
+            {"pattern": {"Regex": found}, "behavior": "Isolated", "invert": False}
+            | {"pattern": {"Regex": found}, "behavior": "Removed"},
+            {"use_regex": False},
+        ]:
+            return found
 
 
 def _normalizer(description):
