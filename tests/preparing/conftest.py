@@ -145,6 +145,12 @@ def tokenizer(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def flags(tmp_path, tokenizer):
+    """What most commands are given: this tokenizer, and the folder `out`."""
+    return {"tokenizer": tokenizer, "out": tmp_path / "out"}
+
+
 def write_documents(path, count):
     """A file of so many documents, 200 kB each."""
     path.write_text((prose() + f"\n{EOT}\n") * count, "utf-8", newline="\n")

@@ -121,9 +121,9 @@ def test_ordinary_text_is_not_counted(tmp_path, text):
     assert read(tmp_path / "a.txt", text) == ([text], {})
 
 
-def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer):
+def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, flags):
     (tmp_path / "a.txt").write_bytes(b"Hello.</s>\nBye.\0</s>\r\n")
-    result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
+    result = ok(prepare(tmp_path / "a.txt", **flags))
     kept = result.stdout.partition("kept, and perhaps not meant:")[2]
     assert "such as NUL: 1 document, 1 byte; --clean removes them" in kept
     assert "letters: 1 document, 8 bytes; remove them, or write <|endoftext|> where" in kept
@@ -190,9 +190,9 @@ def test_conversations_in_every_form_become_one(tmp_path, record):
     assert read(tmp_path / "a.jsonl", json.dumps(record)) == ([TALK], {})
 
 
-def test_conversations_of_questions_and_answers_are_read_from_tables(tmp_path, tokenizer):
+def test_conversations_of_questions_and_answers_are_read_from_tables(tmp_path, flags):
     (tmp_path / "a.csv").write_text("instruction,input,output,n\nAdd:,1 2,It is 3.,1\n")
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
+    flags |= {"val_fraction": 0}
     result = ok(prepare(tmp_path / "a.csv", **flags))
     assert documents(tmp_path / "out") == ["User: Add:\n\n1 2\n\nAssistant: It is 3.\n\n"]
     assert "tokens in replies" in result.stdout
@@ -239,10 +239,10 @@ def test_what_a_tool_answers_is_a_turn_of_its_own(tmp_path):
     assert texts == ["User: Hello?\n\nTool: Good day.\n\nAssistant: Good day.\n\n"]
 
 
-def test_the_text_field_decides_between_fields(tmp_path, tokenizer):
+def test_the_text_field_decides_between_fields(tmp_path, flags):
     record = {"text": "a", "body": "the body", "messages": said("user", "assistant")}
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "overwrite": True, "out": tmp_path / "out"}
+    flags |= {"val_fraction": 0, "overwrite": True}
     for field, text in (("body", "the body"), ("messages", TALK.partition("\n\n")[2])):
         ok(prepare(tmp_path / "a.jsonl", text_field=field, **flags))
         assert documents(tmp_path / "out") == [text]

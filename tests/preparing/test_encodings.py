@@ -161,11 +161,11 @@ def test_a_byte_order_mark_is_no_text_in_any_chunk(tmp_path, tokenizer):
     assert sha(tmp_path / "plain") == sha(tmp_path / "marked")
 
 
-def test_lines_are_counted_beyond_the_first_megabyte(tmp_path, tokenizer):
+def test_lines_are_counted_beyond_the_first_megabyte(tmp_path, flags):
     lines = [json.dumps({"text": "x" * 1000}) for _ in range(4000)]
     lines[3500] = "{"  # in a chunk that begins with an even line
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    result = prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out")
+    result = prepare(tmp_path / "a.jsonl", **flags)
     fails_clearly(result, "a.jsonl, line 3,501: not valid JSON")
 
 
@@ -183,9 +183,9 @@ def test_a_character_of_four_bytes_at_a_cut_stays_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("format", "run"), [("txt", "\n"), ("jsonl", " "), ("txt", "=")])
-def test_a_long_run_of_one_kind_of_character_is_text(tmp_path, tokenizer, format, run):
+def test_a_long_run_of_one_kind_of_character_is_text(tmp_path, flags, format, run):
     texts = [*DOCUMENTS[:20], f"start{run * (1_200_000 // len(run))}end"]
     write(tmp_path / f"a.{format}", format, texts)
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "skip"}
-    ok(prepare(tmp_path / f"a.{format}", out=tmp_path / "out", **flags))
+    flags |= {"val_fraction": 0, "on_error": "skip"}
+    ok(prepare(tmp_path / f"a.{format}", **flags))
     assert [text.strip("\n") for text in documents(tmp_path / "out")] == texts

@@ -26,10 +26,10 @@ FORMATS += ["csv", "csv.gz", "tsv", "json"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_gives_the_same_documents(tmp_path, tokenizer, format):
+def test_every_format_gives_the_same_documents(tmp_path, flags, format):
     pytest.importorskip("pyarrow.parquet")
     write(tmp_path / f"a.{format}", format, DOCUMENTS)
-    ok(prepare(tmp_path / f"a.{format}", tokenizer=tokenizer, out=tmp_path / "out"))
+    ok(prepare(tmp_path / f"a.{format}", **flags))
     got = [text.removesuffix("\n") for text in documents(tmp_path / "out")]
     assert sorted(got) == sorted(DOCUMENTS)
 
@@ -60,13 +60,13 @@ def test_standard_input_is_read_as_a_file_is(tmp_path, tokenizer):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs links")
-def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, tokenizer):
+def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, flags):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/b.md").write_text(DOCUMENTS[0])
     (tmp_path / "in/circle").symlink_to(".")
     (tmp_path / "in/another.md").symlink_to("b.md")
     inputs = (tmp_path / "in/**/*.md", tmp_path / "in/../in/b.md")
-    ok(prepare(*inputs, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
+    ok(prepare(*inputs, val_fraction=0, **flags))
     assert read_meta(tmp_path / "out").sources[0]["path"] == f"{tmp_path}/in/another.md"
     assert documents(tmp_path / "out") == DOCUMENTS[:1]
 
@@ -147,16 +147,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "words"), BAD, ids=[words for *_, words in BAD])
-def test_bad_files_are_named(tmp_path, tokenizer, name, content, words):
+def test_bad_files_are_named(tmp_path, flags, name, content, words):
     (tmp_path / name).write_bytes(content)
-    fails_clearly(prepare(tmp_path / name, tokenizer=tokenizer, out=tmp_path / "out"), words)
+    fails_clearly(prepare(tmp_path / name, **flags), words)
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
-    def fails(given, *words, **flags):
-        flags = {"tokenizer": tokenizer, "out": tmp_path / "out"} | flags
-        fails_clearly(prepare(given, **flags), *words)
+def test_bad_folders_and_globs_are_named(tmp_path, flags):
+    def fails(given, *words, **more):
+        fails_clearly(prepare(given, **flags | more), *words)
 
     for n in range(40):
         (tmp_path / f"{n}.txt").touch()
@@ -167,7 +166,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     fails(tmp_path / "*.csv", "no file matches")
     folder = tmp_path / "my [old] pictures"
     folder.mkdir()
-    result = prepare(folder, tokenizer=tokenizer, out=tmp_path / "out")
+    result = prepare(folder, **flags)
     fails_clearly(result, "or .parquet file")
     assert result.stderr.endswith("but nothing, hidden folders aside\n")
     (folder / "wiki_00").write_bytes(b"x")
@@ -206,7 +205,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs links")
-def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
+def test_what_systems_hide_in_folders_is_no_text(tmp_path, flags):
     folder = tmp_path / "in"
     (folder / "__MACOSX").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -216,7 +215,7 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
     (folder / "a.txt").write_text("Text of a file.")
     (folder / ".hidden.txt").write_text("Hidden text.")
     (folder / "b.txt").symlink_to("/nowhere")
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
+    flags |= {"val_fraction": 0}
     result = ok(prepare(folder, **flags))
     assert "1 file, skipping 6 hidden, 1 broken link (b.txt)\n" in result.stderr
     assert documents(tmp_path / "out") == ["Text of a file."]
@@ -230,12 +229,12 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("a/train.txt", "val/0.txt")])
-def test_files_for_tests_in_a_folder_are_named(tmp_path, tokenizer, names):
+def test_files_for_tests_in_a_folder_are_named(tmp_path, flags, names):
     for name in names:
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"text": "Latest or attested, 1, 2, 3."}')
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out", "overwrite": True}
+    flags |= {"overwrite": True}
     result = ok(prepare(tmp_path / "tests", **flags))
     assert f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; " in result.stderr
     for place in (tmp_path / "tests" / names[0], path.parent / "*" if "/" in names[1] else path):

@@ -166,8 +166,7 @@ def test_the_summary_does_not_tell_where_a_run_was_stopped(
     assert sha(out) == sha(tmp_path / "whole")
 
 
-def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, medium):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, flags, medium):
     result = end(start(medium, options={"preexec_fn": files_up_to(2_000_000)}, **flags))
     fails_clearly(result, "File too large", "the same command continues", status=1)
     ok(prepare(medium, **flags))
@@ -175,10 +174,10 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, medium):
     assert sha(tmp_path / "out") == sha(tmp_path / "other")
 
 
-def test_a_run_that_stopped_at_broken_text_continues_without_it(tmp_path, tokenizer, medium):
+def test_a_run_that_stopped_at_broken_text_continues_without_it(tmp_path, tokenizer, flags, medium):
     with open(medium, "ab") as file:
         file.write(b"caf\xe9\n")
-    stopped = prepare(medium, tokenizer=tokenizer, out=tmp_path / "out")
+    stopped = prepare(medium, **flags)
     fails_clearly(stopped, "a.txt: not UTF-8", "--on_error skip")
     for name in ("out", "whole"):
         ok(prepare(medium, tokenizer=tokenizer, on_error="skip", out=tmp_path / name))
@@ -253,8 +252,7 @@ def test_after_a_power_cut_data_is_whole_or_absent_and_the_same_command_makes_it
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_unfinished_tokens_that_have_changed_are_noticed(tmp_path, tokenizer, large, damage):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_unfinished_tokens_that_have_changed_are_noticed(tmp_path, flags, large, damage):
     kill_midway(start(large, **flags), tmp_path / "out")
     path = tmp_path / "out/.partial/train.bin"
     data = bytearray(path.read_bytes())
@@ -268,10 +266,7 @@ def test_unfinished_tokens_that_have_changed_are_noticed(tmp_path, tokenizer, la
     fails_clearly(prepare(large, **flags), "train.bin is not what it was", status=1)
 
 
-def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(
-    tmp_path, tokenizer, large
-):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(tmp_path, flags, large):
     text = large.read_text("utf-8")
     kill_midway(start("-", text=text, on_error="replace", **flags), tmp_path / "out")
     other = text.replace("the", "eth")  # of the same size
@@ -284,9 +279,8 @@ def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(
 
 
 def test_unfinished_work_continues_on_a_touched_file_and_not_on_a_changed_one(
-    tmp_path, tokenizer, large
+    tmp_path, flags, large
 ):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     process = start(large, **flags)
     plan = tmp_path / "out/.partial/plan.json"
     wait_until(process, lambda: "sha256" in read_text(plan))
@@ -299,10 +293,7 @@ def test_unfinished_work_continues_on_a_touched_file_and_not_on_a_changed_one(
     assert "continuing after" in ok(prepare(large, **flags)).stderr
 
 
-def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(
-    tmp_path, tokenizer, large
-):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(tmp_path, flags, large):
     kill_midway(start(large, **flags), tmp_path / "out")
     journal, plan = (tmp_path / f"out/.partial/{name}.json" for name in ("progress", "plan"))
     content = plan.read_text("utf-8")
@@ -343,8 +334,7 @@ def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkey
     assert len(counted) > 3
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_two_runs_do_not_share_a_folder(tmp_path, flags, large):
     first = start(large, **flags)
     wait_until(first, (tmp_path / "out/.partial/plan.json").exists)
     second = prepare(large, **flags)

@@ -77,10 +77,10 @@ def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
         ]
 
 
-def test_a_mask_follows_a_text_before_it_that_is_cut_in_two(tmp_path, tokenizer):
+def test_a_mask_follows_a_text_before_it_that_is_cut_in_two(tmp_path, flags):
     records = [{"text": "A line.\n" * 200}, {"messages": SAID}, {"messages": SAID[:3]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
-    result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", tokenizer=tokenizer))
+    result = ok(prepare(tmp_path / "a.jsonl", **flags))
     assert "1 document cut" in result.stdout
     assert parts_in(tmp_path / "out", "train", IN_REPLY) == [
         " Good day!\n\nHow are you?\n\nUser:",
@@ -89,9 +89,9 @@ def test_a_mask_follows_a_text_before_it_that_is_cut_in_two(tmp_path, tokenizer)
     ]
 
 
-def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
+def test_text_without_conversations_has_no_mask(tmp_path, flags):
     write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS)
-    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out"))
+    ok(prepare(tmp_path / "a.jsonl", **flags))
     assert not list((tmp_path / "out").glob("*.mask*"))
     assert '"mask"' not in (tmp_path / "out" / "meta.json").read_text("utf-8")
 

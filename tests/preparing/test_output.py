@@ -54,9 +54,9 @@ def test_what_spells_a_special_token_of_the_tokenizer_is_counted(tmp_path, token
     assert not {theirs.token_to_id("<file>"), theirs.token_to_id("covid19")} & set(ids)
 
 
-def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
+def test_the_summary_has_no_speed_for_a_small_text(tmp_path, flags):
     (tmp_path / "a.txt").write_text(prose()[:2500], "utf-8", newline="\n")
-    result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
+    result = ok(prepare(tmp_path / "a.txt", **flags))
     assert "; tokenizing 2.5 kB took " in result.stdout
     assert "MB/s" not in result.stdout
 
@@ -87,10 +87,10 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_validation_gets_its_share_of_the_bytes(tmp_path, tokenizer, name):
+def test_validation_gets_its_share_of_the_bytes(tmp_path, flags, name):
     texts = SPLIT[name]
     write(tmp_path / name, name.split(".")[1], texts)
-    ok(prepare(tmp_path / name, tokenizer=tokenizer, out=tmp_path / "out"))
+    ok(prepare(tmp_path / name, **flags))
     train, val = (text.split(EOT)[:-1] for text in texts_of_splits(tmp_path / "out"))
     val = [text.rstrip("\n") for text in val]  # a .txt has a line break before the mark
     texts = [text.rstrip("\n") for text in texts]
@@ -116,30 +116,28 @@ COPIES = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_no_part_of_a_copy_is_in_both_splits(tmp_path, tokenizer, name):
+def test_no_part_of_a_copy_is_in_both_splits(tmp_path, flags, name):
     write(tmp_path / "a.jsonl", "jsonl", COPIES[name])
-    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out"))
+    ok(prepare(tmp_path / "a.jsonl", **flags))
     train, val = texts_of_splits(tmp_path / "out")
     assert 0.05 < len(val) / len(train + val) < 0.15
     train, val = (text.replace(EOT, " ").split() for text in (train, val))
     assert len(set(train) & set(val)) <= len(set(COPIES[name]))  # a word may be cut
 
 
-def test_a_few_conversations_are_split_between_their_turns(tmp_path, tokenizer):
+def test_a_few_conversations_are_split_between_their_turns(tmp_path, flags):
     said = list(conversations(6))
     write_conversations(tmp_path / "a.jsonl", said)
-    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0.2, out=tmp_path / "out"))
+    ok(prepare(tmp_path / "a.jsonl", val_fraction=0.2, **flags))
     train, val = texts_of_splits(tmp_path / "out")
     assert 0.1 < len(val) / len(train + val) < 0.3
     assert all(text.startswith(("System: ", "User: ")) for text in val.split(EOT)[:-1])
 
 
 @pytest.mark.parametrize("val_fraction", [0.5, 0.999])
-def test_training_gets_its_share_however_large_that_of_validation_is(
-    tmp_path, tokenizer, val_fraction
-):
+def test_training_gets_its_share_however_large_that_of_validation_is(tmp_path, flags, val_fraction):
     write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS[:3])
-    flags = {"tokenizer": tokenizer, "val_fraction": val_fraction, "out": tmp_path / "out"}
+    flags |= {"val_fraction": val_fraction}
     ok(prepare(tmp_path / "a.jsonl", **flags))
     _, val = texts_of_splits(tmp_path / "out")
     share = len(val.replace(EOT, "")) / sum(map(len, DOCUMENTS[:3]))
@@ -260,10 +258,9 @@ def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the folders may be on two drives, without links")
-def test_a_file_is_the_same_input_however_its_path_is_spelled(tmp_path, tokenizer):
+def test_a_file_is_the_same_input_however_its_path_is_spelled(tmp_path, flags):
     path, moved = tmp_path / "a.txt", tmp_path / "moved"
     write(path, "txt", DOCUMENTS)
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     ok(prepare(os.path.relpath(path, ROOT), **flags))
     moved.mkdir()
     (tmp_path / "linked").symlink_to(".")
@@ -289,19 +286,17 @@ def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("left_over", [b"", b"caf\xe9\n" * 2000])
-def test_a_long_document_ends_though_nothing_is_left_of_its_last_part(
-    tmp_path, tokenizer, left_over
-):
+def test_a_long_document_ends_though_nothing_is_left_of_its_last_part(tmp_path, flags, left_over):
     # Cut between its last line and the separator, or skipped because of broken bytes.
     long = ("a line of a long book\n" * 50_000)[: (1 << 20) - 5] + "abc\n"
     data = long.encode() + left_over + b"<|endoftext|>\nthe next document\n"
     (tmp_path / "a.txt").write_bytes(data)
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "skip"}
-    ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
+    flags |= {"val_fraction": 0, "on_error": "skip"}
+    ok(prepare(tmp_path / "a.txt", **flags))
     assert documents(tmp_path / "out") == [long, "the next document\n"]
 
 
-def test_cleaning_and_its_report(tmp_path, tokenizer):
+def test_cleaning_and_its_report(tmp_path, flags):
     noise = {
         "shorter than 20 bytes": "too short",
         "one character is more than 50%": "= " * 90 + "heading",
@@ -314,8 +309,8 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
     haiku = "古池や蛙飛びこむ水の音"
     texts = [*DOCUMENTS[:20], *noise.values(), *DOCUMENTS[:5], unclean, haiku]
     write(tmp_path / "a.jsonl", "jsonl", texts)
-    flags = {"clean": True, "tokenizer": tokenizer, "val_fraction": 0}
-    result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
+    flags |= {"clean": True, "val_fraction": 0}
+    result = ok(prepare(tmp_path / "a.jsonl", **flags))
     clean = "A long text. " * 20 + "Café with a bell  and\nsome\nmore text to keep here"
     assert documents(tmp_path / "out") == [*DOCUMENTS[:20], clean, haiku]
     report = json.loads((tmp_path / "out" / "cleaning.json").read_text("utf-8"))
@@ -332,32 +327,32 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
     assert "\x07" in example
 
 
-def test_cleaning_keeps_scripts_whose_vowels_are_marks(tmp_path, tokenizer):
+def test_cleaning_keeps_scripts_whose_vowels_are_marks(tmp_path, flags):
     texts = [  # Burmese words, and a line of Hindi
         "ဖွံ့ဖြိုးမှု မြို့တို့၌ ပြီးပြည့်စုံ ကြွေးကြော်သည် ငြိမ်းချမ်း တို့ကို",
         "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता प्राप्त है।",
     ]
     write(tmp_path / "a.jsonl", "jsonl", texts)
-    flags = {"clean": True, "tokenizer": tokenizer, "val_fraction": 0}
-    ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
+    flags |= {"clean": True, "val_fraction": 0}
+    ok(prepare(tmp_path / "a.jsonl", **flags))
     assert len(documents(tmp_path / "out")) == len(texts)
 
 
-def test_gigabytes_do_not_count_copies(tmp_path, tokenizer):
+def test_gigabytes_do_not_count_copies(tmp_path, flags):
     write(tmp_path / "a.jsonl", "jsonl", [text for text in DOCUMENTS for _ in range(3)])
-    flags = {"dedupe": True, "gigabytes": 5e-5, "tokenizer": tokenizer, "val_fraction": 0}
-    ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
+    flags |= {"dedupe": True, "gigabytes": 5e-5, "val_fraction": 0}
+    ok(prepare(tmp_path / "a.jsonl", **flags))
     sizes = [len(text.encode()) for text in documents(tmp_path / "out")]
     assert sum(sizes[:-1]) < 50_000 <= sum(sizes)
 
 
-def test_documents_above_a_megabyte_are_not_compared(tmp_path, tokenizer):
+def test_documents_above_a_megabyte_are_not_compared(tmp_path, flags):
     book = prose() * 6
     (tmp_path / "a.txt").write_bytes(
         f"{book}\n{EOT}\nshort\n{EOT}\n{book}\n{EOT}\nshort\n".encode()
     )
-    flags = {"dedupe": True, "tokenizer": tokenizer, "val_fraction": 0}
-    result = ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
+    flags |= {"dedupe": True, "val_fraction": 0}
+    result = ok(prepare(tmp_path / "a.txt", **flags))
     assert documents(tmp_path / "out") == [f"{book}\n", "short\n", f"{book}\n"]
     assert "exact duplicates: 1 document, 6 bytes" in result.stdout
 

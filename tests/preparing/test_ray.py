@@ -44,10 +44,10 @@ def cluster():
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_mistake_is_named_from_a_cluster_too(tmp_path, tokenizer, cluster):
+def test_a_mistake_is_named_from_a_cluster_too(tmp_path, flags, cluster):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{bad\n')
-    result = prepare(bad, tokenizer=tokenizer, ray=cluster.address, out=tmp_path / "out")
+    result = prepare(bad, ray=cluster.address, **flags)
     fails_clearly(result, "bad.jsonl, line 2: not valid JSON", "--on_error skip")
 
 
@@ -70,8 +70,8 @@ def test_a_cluster_gives_the_same_bytes_though_a_node_dies(tmp_path, cluster):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:10001", "somewhere"])
-def test_a_bad_address_is_named_at_once(tmp_path, tokenizer, text_file, address):
-    result = prepare(text_file, ray=address, tokenizer=tokenizer, out=tmp_path / "out")
+def test_a_bad_address_is_named_at_once(tmp_path, flags, text_file, address):
+    result = prepare(text_file, ray=address, **flags)
     fails_clearly(result, f"--ray {address}: no cluster answers there", "ray start --head")
     assert not (tmp_path / "out").exists()
 

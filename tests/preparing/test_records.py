@@ -245,11 +245,11 @@ def test_broken_bytes_are_treated_alike_in_every_format(tmp_path, name):
     assert read(path, on_error="skip")[0] == []
 
 
-def test_the_options_for_text_reach_every_table(tmp_path, tokenizer):
+def test_the_options_for_text_reach_every_table(tmp_path, flags):
     (tmp_path / "a.csv").write_bytes(b"body,text\nA caf\xe9.,x\n")
-    flags = {"text_field": "body", "tokenizer": tokenizer, "val_fraction": 0}
-    fails_clearly(prepare(tmp_path / "a.csv", out=tmp_path / "out", **flags), "a.csv, line 2: not")
-    ok(prepare(tmp_path / "a.csv", encoding="cp1252", out=tmp_path / "out", **flags))
+    flags |= {"text_field": "body", "val_fraction": 0}
+    fails_clearly(prepare(tmp_path / "a.csv", **flags), "a.csv, line 2: not")
+    ok(prepare(tmp_path / "a.csv", encoding="cp1252", **flags))
     assert documents(tmp_path / "out") == ["A café."]
 
 

@@ -83,7 +83,7 @@ def fetch(hub, *inputs, **flags):
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
+def test_every_name_is_prepared_from_its_repository(tmp_path, flags, name):
     for file, text in zip(LAYOUTS[name], DOCUMENTS, strict=False):
         row = {"text": text, "id": "1"}
         if name == "smoltalk":
@@ -92,7 +92,7 @@ def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
         path.parent.mkdir(parents=True, exist_ok=True)
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
     with Hub(tmp_path / "hub") as hub:
-        result = ok(fetch(hub, name, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
+        result = ok(fetch(hub, name, val_fraction=0, **flags))
     turn = "User: {}\n\n" if name == "smoltalk" else "{}"
     assert documents(tmp_path / "out") == [turn.format(text) for text in DOCUMENTS[:2]]
     assert CATALOG[name].license in result.stderr
@@ -147,11 +147,11 @@ def test_a_tokenizer_is_trained_on_the_remote_text_that_is_read(tmp_path, hub):
     assert f"trained on {si(size, 'B')} spread" in result.stdout
 
 
-def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, tokenizer):
+def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, flags):
     web = f"{hub.address}/datasets/ORG/NAME/resolve/main"
     for key in ("abc", "def"):
         inputs = [f"{web}/{n}.jsonl?token={key}" for n in (0, 1)]
-        result = ok(fetch(hub, *inputs, tokenizer=tokenizer, out=tmp_path / "out"))
+        result = ok(fetch(hub, *inputs, **flags))
     assert "is finished already" in result.stdout
     found = [source["path"] for source in read_meta(tmp_path / "out").sources]
     assert found == [f"{web}/{n}.jsonl?token=..." for n in (0, 1)]
@@ -194,9 +194,9 @@ def test_gigabytes_end_with_a_document_whatever_interrupts(tmp_path, hub, tokeni
     assert sha(tmp_path / "one") == sha(tmp_path / "two")
 
 
-def test_the_cache_keeps_to_its_size(tmp_path, tokenizer, hub):
+def test_the_cache_keeps_to_its_size(tmp_path, flags, hub):
     hub.bytes_a_second = 1_500_000
-    flags = {"tokenizer": tokenizer, "cache_gb": 0.003, "out": tmp_path / "out"}
+    flags |= {"cache_gb": 0.003}
     process = start("hf://datasets/ORG/NAME", hub=hub, **flags)
     cache, largest = tmp_path / "out/.partial/cache", 0
     while process.poll() is None:
@@ -206,8 +206,7 @@ def test_the_cache_keeps_to_its_size(tmp_path, tokenizer, hub):
     assert 0 < largest <= 3_000_000
 
 
-def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, tokenizer, hub):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, flags, hub):
     second = hub.folder / "ORG/NAME/1.jsonl"
     write(second, "jsonl", BIG)  # the first record comes after 4 MB
     hub.bytes_a_second = 1_500_000
@@ -218,9 +217,8 @@ def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, t
     fails_clearly(result, "unfinished work", "differs from", "NAME/1.jsonl on", "--overwrite")
 
 
-def test_a_token_does_not_follow_a_redirect_to_another_host(tmp_path, tokenizer, hub):
+def test_a_token_does_not_follow_a_redirect_to_another_host(flags, hub):
     hub.token = "hf_secret"
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     with Hub(hub.folder) as elsewhere:
         hub.files_at = elsewhere.address.replace("127.0.0.1", "localhost")
         variables = {"HF_TOKEN": hub.token, "NO_PROXY": "localhost,127.0.0.1"}
@@ -229,10 +227,9 @@ def test_a_token_does_not_follow_a_redirect_to_another_host(tmp_path, tokenizer,
     assert elsewhere.tokens == {""}
 
 
-def test_bad_input_is_named(tmp_path, tokenizer, hub):
-    def fails(given, *words, status=2, **flags):
-        flags = {"tokenizer": tokenizer, "out": tmp_path / "out"} | flags
-        fails_clearly(fetch(hub, given, **flags), *words, status=status)
+def test_bad_input_is_named(tmp_path, flags, hub):
+    def fails(given, *words, status=2, **more):
+        fails_clearly(fetch(hub, given, **flags | more), *words, status=status)
 
     fails("", "argument INPUT: it is empty")
     fails("finweb-edu", "no such file or folder: finweb-edu", "shakespeare, fineweb-edu")
@@ -257,16 +254,15 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
-def test_a_full_disk_is_named(tmp_path, tokenizer, hub):
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+def test_a_full_disk_is_named(flags, hub):
     small = {"preexec_fn": files_up_to(1_500_000)}
     result = fetch(hub, "hf://datasets/ORG/NAME", options=small, **flags)
     advice = ("--cache_gb", "the same command continues")
     fails_clearly(result, "File too large", *advice, status=1)
 
 
-def test_s3(tmp_path, tokenizer):
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
+def test_s3(tmp_path, flags):
+    flags |= {"val_fraction": 0}
     with Store():
         store = boto3.client("s3")
         for n in (0, 1):
