@@ -317,15 +317,14 @@ def check_weights(names: Collection[str], folder: str | Path) -> None:
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder, from one file or from shards, under their names.
 
-    Raises CheckpointError for a missing or damaged file, and if safetensors is missing.
+    Raises CheckpointError for a damaged file. The folder has passed check_weights.
     """
-    names = [path.name for path in folder.iterdir()]
-    check_weights(names, folder)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tensors = {}
-    for path in map(folder.joinpath, weights_among(names)):
+    for name in weights_among(file.name for file in folder.iterdir()):
+        path = folder / name
         try:
             tensors |= load_file(path)
         except (OSError, ValueError, SafetensorError) as error:

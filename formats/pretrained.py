@@ -137,22 +137,39 @@ def load(path: str | Path | None) -> Pretrained:
 
 def read(folder: Path) -> Pretrained:
     """Load the weights in a local folder. Raises as load() does."""
-    if is_hf(folder):
-        config, tokenizer = huggingface.read_config(folder), read_tokenizer(folder)
-        check_memory(config, folder)
-        if tokenizer and tokenizer.vocab_size > config.vocab_size:
-            raise CheckpointError(
-                f"{folder} has the tokenizer of another model: {tokenizer.vocab_size:,} ids, and"
-                f" embeddings for {config.vocab_size:,}. If it is the model's own, and tokens were"
-                " added to it, remove those that have no embedding from its added_tokens"
-            )
+    config, state = check(folder)
+    tokenizer = read_tokenizer(folder)
+    if tokenizer and tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{folder} has the tokenizer of another model: {tokenizer.vocab_size:,} ids, and"
+            f" embeddings for {config.vocab_size:,}. If it is the model's own, and tokens were"
+            " added to it, remove those that have no embedding from its added_tokens"
+        )
+    if state:
+        tensors = load_tensors(folder / "model.pt")
+    else:
         tensors = huggingface.from_hf(config, huggingface.read_tensors(folder), folder)
-        return Pretrained(folder, config, tensors, tokenizer, state={})
-    state = check_step(folder)
+    return Pretrained(folder, config, tensors, tokenizer, state)
+
+
+def check(folder: Path) -> tuple[GPTConfig, dict]:
+    """The shape of the model in a local folder, and the state if it is a step, else {}.
+
+    Checks what can be checked without loading the weights. Raises as load() does.
+    """
+    if is_hf(folder):
+        config = huggingface.read_config(folder)
+        check_memory(config, folder)
+        huggingface.check_weights([file.name for file in folder.iterdir()], folder)
+        return config, {}
+    try:
+        state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
+    except CheckpointError as error:
+        others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
+        hint = f"; the run also has {files.few(others)}" if others else ""
+        raise CheckpointError(f"{error}{hint}") from None
     config = read_shape(folder, state)
-    config = replace(config, block_size=state.get("context") or config.block_size)
-    tensors = load_tensors(folder / "model.pt")
-    return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
+    return replace(config, block_size=state.get("context") or config.block_size), state
 
 
 def check_memory(config: GPTConfig, folder: Path) -> None:
@@ -167,7 +184,7 @@ def check_memory(config: GPTConfig, folder: Path) -> None:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder in Hugging Face's format; None if it has none.
+    """The tokenizer of a folder with weights; None if it has none.
 
     Raises TokenizerError if it has one in another form.
     """
@@ -180,16 +197,6 @@ def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
     if tokenizer:
         return tokenizer
     raise CheckpointError(f"{folder} has no tokenizer.json; copy the model's own there")
-
-
-def check_step(folder: Path) -> dict:
-    """The state of a step. Raises CheckpointError if it or its weights are damaged."""
-    try:
-        return run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
-    except CheckpointError as error:
-        others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
-        hint = f"; the run also has {files.few(others)}" if others else ""
-        raise CheckpointError(f"{error}{hint}") from None
 
 
 def resolve(path: str | Path | None) -> Path:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import hardware
 from command_line import Parser, count, our_file, place, quote
 from config import Config
-from formats import huggingface, pretrained
+from formats import pretrained
 from formats.conversation import form_of
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens, tokenizer_file
 from formats.run_folder import CheckpointError
@@ -118,15 +118,9 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     Raises CheckpointError if it is damaged, DataError if the data does not match it.
     """
     folder = pretrained.resolve(path)
-    own = {}  # the run's settings
-    if pretrained.is_hf(folder):
-        huggingface.check_weights([file.name for file in folder.iterdir()], folder)
-        whole = huggingface.read_config(folder).block_size
-        default = min(whole, CONTEXT)
-    else:
-        state = pretrained.check_step(folder)
-        default, own = pretrained.read_shape(folder, state).block_size, state["settings"]
-        whole = state.get("context") or default
+    config, state = pretrained.check(folder)
+    own = state.get("settings", {})
+    default = own.get("block_size", min(config.block_size, CONTEXT))
     data_dir = args.data or own.get("data_dir")
     prepare = f"--tokenizer {quote(path)}"
     if not data_dir:
@@ -147,11 +141,11 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     if own and not args.data:
         check_same_data(data_dir, folder, state)
     context = args.block_size or default
-    if context > whole:
+    if context > config.block_size:
         raise CheckpointError(
-            f"--block_size {context} is longer than the context of {folder}, {whole}"
+            f"--block_size {context} is longer than the context of {folder}, {config.block_size}"
         )
-    return Task(folder, data_dir, loss_on, context, whole)
+    return Task(folder, data_dir, loss_on, context, config.block_size)
 
 
 def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
