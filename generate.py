@@ -4,7 +4,7 @@
 
 Knows only the folder of a model: shape and tokenizer are read from there. A prompt becomes text in
 generating/text.py (complete), token by token in decode.py (generate). Other programs do the same
-with generating.load.load_model and generating.text.complete.
+with generating.load.open_checkpoint and generating.text.complete.
 """
 
 import startup

@@ -61,8 +61,9 @@ def _add_arguments(parser):
         metavar="INPUT",
         help="files, folders, patterns in quotes, addresses (hf://datasets/ORG/NAME/**.parquet,"
         " s3://, gs://, https://), a name from the list below, shakespeare, or - for standard"
-        " input. It reads .txt .jsonl .parquet .csv .json, also as .gz and .zst. Default: the"
-        " sources of Python's standard library",
+        " input. From a folder it reads .txt, .jsonl and .parquet, other types by name or pattern;"
+        " all but .parquet may end in .gz or .zst. Default: the sources of Python's standard"
+        " library",
     )
     add("--out", type=local_path, help="folder to write; default: data/ and the input's name")
     text = "share of the bytes held back for validation; default 0.1, but at most about 20 MB"
@@ -80,7 +81,7 @@ def _add_arguments(parser):
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
         " run, Hugging Face folder; or an address: hf://ORG/NAME; default %(default)s",
     )
-    text = "number of tokens of the bpe; default: 1,024 to 32,000, by the size of the text"
+    text = "number of tokens of the bpe; default: 1,024 to 32,000, by size and letters of the text"
     add("--vocab_size", type=number(int, 257, LARGEST_VOCAB), help=text)
     text = (
         "largest number of bytes to train the tokenizer on, from all parts of the text; default"

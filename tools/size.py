@@ -109,10 +109,12 @@ def run_name(config: Config, hours: float) -> str:
 def main(argv: list[str]) -> None:
     parser = Parser(prog="python -m tools.size", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("data", type=place, help="prepared folder")
+    add("data", type=place, metavar="FOLDER", help="prepared folder")
     add("--hours", type=positive, required=True, help="hours of training")
-    add("--preset", type=place, default="config/laptop.py", help="recipe; default %(default)s")
-    add("--out", type=local_path, help="preset to write; default: FOLDER/size.py")
+    text = "recipe, which settings such as --batch_size=8 change; default %(default)s"
+    add("--preset", type=place, default="config/laptop.py", help=text)
+    text = "preset to write, whose name the run gets, too; default: FOLDER/size.py"
+    add("--out", type=local_path, metavar="NAME.py", help=text)
     args, more = parser.parse_known_args(argv)
     path = args.out or Path(args.data, "size.py")
     if path.suffix != ".py":
