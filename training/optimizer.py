@@ -16,69 +16,38 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, 2017), or AdamW with Muon for the blocks' matrices.
 
-    A group's `initial_lr` is its peak learning rate. decay: the fraction by which a step at the
-    peak shrinks the matrices' weights. PyTorch multiplies weight_decay by the learning rate, so
-    groups with different learning rates get different weight_decay. config: a Config.
+    Parameters with the same options share a group; those of Muon also have one shape. A group's
+    `initial_lr` is its peak learning rate. decay: the fraction by which a step at the peak shrinks
+    the matrices' weights. config: a Config.
     """
-    kinds = by_kind(model)
-    embedding_lr = config.embedding_lr
-    if embedding_lr is None:
-        embedding_lr = config.learning_rate
-    groups = [
-        {"params": kinds["embedding"], "lr": embedding_lr, "decay": decay},
-        {"params": kinds["matrix"] + kinds["head"], "lr": config.learning_rate, "decay": decay},
-        {"params": kinds["vector"], "lr": config.learning_rate, "decay": 0.0},
-    ]
-    if config.optimizer == "muon":
-        groups[1]["params"] = kinds["head"]
-        groups += muon_groups(model, kinds["matrix"], config, device, decay)
-    groups = [group for group in groups if group["params"]]
-    for group in groups:
-        share = group.pop("decay")
-        group["weight_decay"] = share / group["lr"] if group["lr"] else 0.0
-        group["initial_lr"] = group["lr"]
-    make = Muon if config.optimizer == "muon" else torch.optim.AdamW
-    fused = device.type in ("cuda", "cpu")
-    return make(groups, betas=(config.beta1, config.beta2), eps=1e-8, fused=fused)
-
-
-def muon_groups(model, matrices: list, config, device: torch.device, decay: float) -> list[dict]:
-    """Parameter groups for the blocks' matrices, one per shape."""
-    options = {
-        "lr": config.muon_lr,
-        "decay": decay,
-        "momentum": config.muon_momentum,
-        # 16 bits are many times faster than float32 on a GPU, and twice on a CPU that has them.
-        "dtype": hardware.find_dtype(device, config.dtype),
-    }
-    names = {p: name for name, p in model.named_parameters()}
-    by_shape = {}
-    for p in matrices:
-        by_shape.setdefault((num_fused(names[p], p, model.config), p.shape), []).append(p)
-    return [{"params": p, "num_fused": fused} | options for (fused, _), p in by_shape.items()]
-
-
-def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
-    """The trained parameters by kind: "embedding", "matrix" (of the blocks), "vector" and "head".
-
-    Embeddings include learned positions. A tied embedding counts as the head, as does any other
-    matrix outside the blocks.
-    """
-    embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    embeddings -= {model.lm_head.weight}
-    kinds = {"embedding": [], "matrix": [], "vector": [], "head": []}
+    groups = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue  # frozen
+        owner = model.get_submodule(name.rpartition(".")[0])
+        lr, share, muon, shape = config.learning_rate, decay, {}, None
         if p.dim() < 2:
-            kinds["vector"].append(p)
-        elif p in embeddings:
-            kinds["embedding"].append(p)
-        elif name.startswith("h."):
-            kinds["matrix"].append(p)
-        else:
-            kinds["head"].append(p)
-    return kinds
+            share = 0.0
+        elif isinstance(owner, torch.nn.Embedding) and p is not model.lm_head.weight:
+            if config.embedding_lr is not None:
+                lr = config.embedding_lr
+        elif config.optimizer == "muon" and name.startswith("h."):
+            lr, shape = config.muon_lr, p.shape
+            muon = {
+                "num_fused": num_fused(name, p, model.config),
+                "momentum": config.muon_momentum,
+                # 16 bits are many times faster than float32 on a GPU, and twice on a CPU that has
+                # them.
+                "dtype": hardware.find_dtype(device, config.dtype),
+            }
+        # PyTorch multiplies weight_decay by the learning rate.
+        options = {"lr": lr, "initial_lr": lr, "weight_decay": share / lr if lr else 0.0} | muon
+        group = groups.setdefault((shape, *options.values()), {"params": [], **options})
+        group["params"].append(p)
+    make = Muon if config.optimizer == "muon" else torch.optim.AdamW
+    fused = device.type in ("cuda", "cpu")
+    betas = (config.beta1, config.beta2)
+    return make(list(groups.values()), betas=betas, eps=1e-8, fused=fused)
 
 
 def parameter_names(model, optimizer: torch.optim.Optimizer) -> list[str]:
