@@ -201,8 +201,8 @@ def load(argv: list[str]) -> Config:
     A run, such as checkpoints/demo, stands for the settings it recorded. Prints the settings and
     exits for --help. Raises ConfigError.
     """
-    if {"--help", "-h", "--help=markdown"}.intersection(argv):
-        print(help_text(SETTINGS, Config(), "--help=markdown" in argv))
+    if {"--help", "-h"}.intersection(argv):
+        print(help_text(SETTINGS, Config()))
         sys.exit(0)
     if not argv:
         names = ", ".join(path.name for path in presets())

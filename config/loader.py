@@ -311,39 +311,23 @@ def presets() -> list[Path]:
     return sorted(path for path in files if path.name not in ("__init__.py", "loader.py"))
 
 
-def help_text(table: dict[str, Field], defaults, markdown: bool = False) -> str:
+def help_text(table: dict[str, Field], defaults) -> str:
     """All settings, their defaults and meanings, as train.py --help prints them.
 
-    defaults: an object with the default of each as an attribute. markdown: as docs/settings.md.
+    defaults: an object with the default of each as an attribute.
     """
     lines = [
         "usage: python train.py [config/PRESET.py | checkpoints/RUN] [--NAME=VALUE ...]",
         "--NAME VALUE works too. Each setting is shown with its default, if it has one.",
     ]
-    if markdown:
-        lines = [
-            "# Settings",
-            "",
-            "`python train.py --help=markdown > docs/settings.md` writes this page. A",
-            "[preset](training.md#presets) has settings as `NAME = VALUE`, the command line as",
-            "`--NAME=VALUE`.",
-        ]
     for name, field in table.items():
         if section := field.metadata["section"]:
-            heading = ["", f"{section}:"]
-            if markdown:
-                heading = ["", f"## {section.capitalize()}", ""]
-                heading += ["| setting | default | meaning |", "|---|---|---|"]
-            lines += heading
+            lines += ["", f"{section}:"]
         default, meaning = getattr(defaults, name), field.metadata["meaning"]
+        shown = name if default is None else f"{name}={default}"
         if field.metadata["choices"]:
-            meaning += f" ({', '.join(field.metadata['choices'])})"
-        if markdown:
-            shown = "" if default is None else f"`{default}`"
-            lines.append(f"| `{name}` | {shown} | {meaning} |")
-        else:
-            shown = "" if default is None else f"={default}"
-            lines.append(f"  {f'--{name}{shown}':34} {meaning}")
+            meaning += f" ({describe(field)})"
+        lines.append(f"  {f'--{shown}':34} {meaning}")
     return "\n".join(lines)
 
 
