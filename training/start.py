@@ -101,8 +101,12 @@ def from_scratch(config: Config, vocab_size: int) -> Start:
 def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> Start:
     """Start from a step of the same run. saved: the content of its state.json."""
     trained = pretrained.read_shape(folder, saved)
-    shape = shape_settings(trained)
-    differ = differences(config, shape, demanded(config, trained.block_size), "the checkpoint")
+    shape, before = shape_settings(trained), saved["settings"]
+    fixed = {name: before[name] for name in ("seed", "optimizer", "loss_on") if name in before}
+    if config.init_from and abspath(config.init_from) != abspath(before.get("init_from") or ""):
+        fixed["init_from"] = before.get("init_from")
+    names = fixed.keys() | demanded(config, trained.block_size)
+    differ = differences(config, shape | fixed, names, "the checkpoint")
     config = replace(config, **shape)
     unknown = saved["progress"].keys() - {field.name for field in fields(Progress)}
     if unknown:
@@ -110,13 +114,9 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
             f"a later version of this program saved {folder}: this one does not know its"
             f" {', '.join(sorted(unknown))}; use that version, or update this one"
         )
-    progress, before, now = Progress(**saved["progress"]), saved["settings"], config.recorded()
+    progress, now = Progress(**saved["progress"]), config.recorded()
     if now["micro_batch_size"] != before.get("micro_batch_size"):
         progress.micro_batch_limit = None  # the user has chosen another
-    fixed = {name: before.get(name, now[name]) for name in ("seed", "optimizer", "loss_on")}
-    if config.init_from and abspath(config.init_from) != abspath(before.get("init_from") or ""):
-        fixed["init_from"] = before.get("init_from")
-    differ += differences(config, fixed, fixed, "the checkpoint")
     other = other_data(saved["data"], meta, "the checkpoint")
     if differ:
         raise CheckpointError(
