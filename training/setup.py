@@ -17,7 +17,6 @@ from config.loader import check
 from formats import files, run_folder
 from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
-from formats.run_folder import CheckpointError
 from hardware import Device, DeviceError
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -38,7 +37,7 @@ def build(config: Config) -> Run:
     Raises AddressError, CheckpointError, ConfigError, DataError, DeviceError, TokenizerError or
     RunError if they do not fit.
     """
-    started, given, folder = time.monotonic(), config, Path(config.checkpoint_dir)
+    started, folder = time.monotonic(), Path(config.checkpoint_dir)
     device = open_device(config)
     meta = read_meta(config.data_dir)
     tokenizer = Tokenizer.load(tokenizer_file(config.data_dir, meta))
@@ -54,14 +53,8 @@ def build(config: Config) -> Run:
     epochs = total_steps * config.batch_size / data.train.windows
     decay = peak_decay(total_steps, epochs, config)
     model, optimizer, scaler = open_model(start, device, decay)
-    if start.load:
-        try:
-            start.load(model, optimizer, scaler)
-        except CheckpointError:
-            rotated = config.dry_run and start.checkpoint and not start.checkpoint.exists()
-            if not rotated:  # by a training process, from which a dry run takes no lock
-                raise
-            return build(given)
+    if start.load and not config.dry_run:  # a plan depends on shapes alone
+        start.load(model, optimizer, scaler)
 
     log, val_losses, running_s = read_past(folder, progress)
     evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)

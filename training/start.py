@@ -38,7 +38,7 @@ class Start:
     config: the settings, with the shape of the loaded weights. shape: of the model. progress: of
     the checkpoint. load(model, optimizer, scaler): loads saved values into them; None for new
     weights. context: of the model, if it may exceed the sequences that the run trains on. changes:
-    table of settings that differ from the checkpoint's. checkpoint: its folder.
+    table of settings that differ from the checkpoint's.
     """
 
     config: Config
@@ -47,7 +47,6 @@ class Start:
     load: Callable | None = None
     context: int | None = None
     changes: str = ""
-    checkpoint: Path | None = None
 
 
 def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
@@ -136,7 +135,6 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
         load=partial(load_checkpoint, folder),
         context=saved.get("context"),
         changes=changed_settings(before, now),
-        checkpoint=folder,
     )
 
 

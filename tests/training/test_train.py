@@ -472,7 +472,7 @@ def test_a_new_run_with_as_many_heads_of_keys_as_of_queries_records_no_groups():
 @pytest.mark.parametrize(
     ("step_read_by", "place", "name"),
     [
-        (lambda data, run: small_run(data, run, "--dry_run=True").step, pretrained, "load_tensors"),
+        (lambda data, run: small_run(data, run, "--dry_run=True").step, run_folder, "sha256"),
         (lambda data, run: run_folder.latest(run)[1]["step"], run_folder, "sha256"),
         (
             lambda data, run: open_checkpoint(run, torch.device("cpu")).source.state["step"],
