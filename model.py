@@ -205,7 +205,7 @@ def cross_entropy(logits, targets):
 
 
 class GPT(nn.Module):
-    """The language model. zero_init: begin with zero projections, see init_weights."""
+    """The language model. zero_init: begin with zero projections, see init_std."""
 
     def __init__(self, config: GPTConfig, zero_init: bool = False):
         super().__init__()
@@ -222,33 +222,29 @@ class GPT(nn.Module):
         self.init_weights(zero_init)
 
     def init_weights(self, zero_init: bool):
-        """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers).
+        """Zero for biases, normal for weights, with the deviations of init_std.
 
-        Only weights and biases of Linear and Embedding: others keep the values they were made with.
+        Only those of Linear and Embedding: others keep the values they were made with.
         """
         for name, p in self.named_parameters():
             module, _, kind = name.rpartition(".")
-            common = isinstance(self.get_submodule(module), nn.Linear | nn.Embedding)
-            if not common or kind not in ("weight", "bias"):
+            if not isinstance(self.get_submodule(module), nn.Linear | nn.Embedding):
                 continue
-            std = 0.02
-            if name.endswith("c_proj.weight"):
-                std = 0.02 / math.sqrt(2 * self.config.n_layer)
-            if zero_init:
-                std = self.zero_init_std(name, p)
-            if kind == "bias":
+            if kind == "weight":
+                nn.init.normal_(p, std=self.init_std(name, p, zero_init))
+            elif kind == "bias":
                 nn.init.zeros_(p)
-            else:
-                nn.init.normal_(p, std=std)
 
-    def zero_init_std(self, name: str, p: nn.Parameter) -> float:
-        """Zero onto the residual stream and for an untied head.
+    def init_std(self, name: str, p: nn.Parameter, zero_init: bool) -> float:
+        """GPT-2's: 0.02; onto the residual stream smaller by sqrt(2 layers).
 
-        The model begins as its embedding, of variance 1, and the other matrices keep their input's
-        variance.
+        zero_init: zero onto the residual stream and for an untied head. The model begins as its
+        embedding, of variance 1, and the other matrices keep their input's variance.
         """
         if name.endswith("c_proj.weight"):
-            return 0.0
+            return 0.0 if zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
+        if not zero_init:
+            return 0.02
         if name.startswith("h."):
             return p.size(-1) ** -0.5
         if self.config.tie_weights:
