@@ -65,7 +65,7 @@ def banner(run: Run) -> str:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = describe_checkpoints(run)
     text = "\n".join(f"{name:12}{line}" for name, line in lines.items())
-    return run.changes + text + "".join(f"\nwarning     {w}" for w in warnings(run))
+    return text + "".join(f"\nwarning     {w}" for w in warnings(run))
 
 
 def warnings(run: Run) -> list[str]:

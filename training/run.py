@@ -90,9 +90,8 @@ class Run:
     """The parts of a run.
 
     id: identifies the run even if its folder is renamed; the same in all its checkpoints. log: the
-    records up to this step. changes: table of settings that differ from the checkpoint's. compiles:
-    whether to compile the model. obstacle: why it cannot be compiled although it should be; else
-    "". learning_rate: of the last step.
+    records up to this step. compiles: whether to compile the model. obstacle: why it cannot be
+    compiled although it should be; else "". learning_rate: of the last step.
 
     context: of the model, if it may exceed the sequences that the run trains on. micro_batch_limit:
     the micro-batch that was lowered to fit in memory; None if none was.
@@ -115,7 +114,6 @@ class Run:
     clock: Clock
     saver: Saver
     log: list[dict]
-    changes: str
     compiles: bool
     obstacle: str
     context: int | None = None

@@ -80,7 +80,6 @@ def build(config: Config) -> Run:
             folder, config.keep_last, tokenizer.to_json(), mirror, progress.step, val_losses
         ),
         log=log,
-        changes=start.changes,
         compiles=compiles and not obstacle,
         obstacle=obstacle,
         context=start.context,

@@ -37,8 +37,7 @@ class Start:
 
     config: the settings, with the shape of the loaded weights. shape: of the model. progress: of
     the checkpoint. load(model, optimizer, scaler): loads saved values into them; None for new
-    weights. context: of the model, if it may exceed the sequences that the run trains on. changes:
-    table of settings that differ from the checkpoint's.
+    weights. context: of the model, if it may exceed the sequences that the run trains on.
     """
 
     config: Config
@@ -46,15 +45,14 @@ class Start:
     progress: Progress = field(default_factory=Progress)
     load: Callable | None = None
     context: int | None = None
-    changes: str = ""
 
 
 def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
     """Choose the newest intact step, on disk or in the mirror; else init_from; else new weights.
 
-    Prints which damaged steps it skips. Raises CheckpointError if `resume` does not allow what it
-    finds, if all steps are damaged, or if settings or data do not match; AddressError and RunError
-    as fetch_from_mirror does.
+    Prints which damaged steps it skips, and which settings change. Raises CheckpointError if
+    `resume` does not allow what it finds, if all steps are damaged, or if settings or data do not
+    match; AddressError and RunError as fetch_from_mirror does.
     """
     run = Path(config.checkpoint_dir)
     if distributed.is_main and not config.dry_run:
@@ -128,13 +126,13 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
             f"{folder} continues only on the data that it was trained on:\n{other[0]}\n"
             + on_other_data(folder.parent, config.data_dir if same_tokenizer else None)
         )
+    print_changes(before, now)
     return Start(
         config,
         shape=replace(trained, dropout=config.dropout),
         progress=progress,
         load=partial(load_checkpoint, folder),
         context=saved.get("context"),
-        changes=changed_settings(before, now),
     )
 
 
@@ -338,12 +336,11 @@ def on_other_data(run: Path, data_dir: str | None) -> str:
     )
 
 
-def changed_settings(saved: dict, now: dict) -> str:
-    """A table of the settings that a resumed run changes; "" if there are none."""
+def print_changes(saved: dict, now: dict) -> None:
+    """Print a table of the settings that a resumed run changes, if there are any."""
     rows = [("changed", "checkpoint", "now")]
     for name, value in now.items():
         if name in saved and saved[name] != value and name not in UNIMPORTANT:
             rows.append((name, str(saved[name]), str(value)))
-    if len(rows) == 1:
-        return ""
-    return "".join(f"{name:18}{was:>24}{is_now:>24}\n" for name, was, is_now in rows)
+    if len(rows) > 1:
+        print("\n".join(f"{name:18}{was:>24}{is_now:>24}" for name, was, is_now in rows))
