@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from formats import files, run_folder
-from formats.address import Folder, local_copy
+from formats.address import Folder
 from formats.files import atomic_folder
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, DamagedError, step_name
 
@@ -167,23 +167,22 @@ class Mirror:
         return final
 
 
-def fetch_to_read(address: str) -> Path:
-    """A local copy of a run's best step, else its newest, without the optimizer state.
+def fetch_to_read(address: str, here: Path) -> Path:
+    """Copy a run's best step, else its newest, without the optimizer state; returns its folder.
 
-    Raises CheckpointError, AddressError, and OSError if writing fails.
+    here: the local_copy of the address. Raises CheckpointError, AddressError, and OSError if
+    writing fails.
     """
     mirror = Mirror(address)
-    with local_copy(mirror.folder) as here:
-        mirror.folder.get((run_folder.LOG, "best.json"), here)
-        whole = mirror.whole()
-        if not whole:
-            hint = run_folder.other_format(mirror.folder.list()) or "give the address of a run"
-            raise CheckpointError(f"no checkpoint at {address}; {hint}")
-        best = run_folder.best_of(here)
-        step = best if best in whole else whole[-1]
-        copy = here / step_name(step) / "state.json"
-        if copy.exists() and copy.read_bytes() == mirror.state(step):
-            return copy.parent
+    mirror.folder.get((run_folder.LOG, "best.json"), here)
+    whole = mirror.whole()
+    if not whole:
+        hint = run_folder.other_format(mirror.folder.list()) or "give the address of a run"
+        raise CheckpointError(f"no checkpoint at {address}; {hint}")
+    best = run_folder.best_of(here)
+    step = best if best in whole else whole[-1]
+    copy = here / step_name(step) / "state.json"
+    if not copy.exists() or copy.read_bytes() != mirror.state(step):
         mirror.fetch(step, here, ("model.pt", "tokenizer.json"))
         run_folder.rotate(here, 2, step)  # another reader may have the one before it
-        return copy.parent
+    return copy.parent

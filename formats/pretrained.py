@@ -254,4 +254,4 @@ def fetch(address: str, weights: bool = True) -> Path:
                     raise AddressError(f"{address} changed while it was fetched; start again")
                 files.write_json(partial / ORIGIN, versions)
             return here
-    return mirror.fetch_to_read(address)
+        return mirror.fetch_to_read(address, here)
