@@ -32,6 +32,7 @@ MODERN_SHAPE = {
     "n_inner": "intermediate_size",
     "head_dim": "head_dim",
     "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
 }
 SHAPES = {
     "gpt2": {
@@ -44,6 +45,7 @@ SHAPES = {
 }
 DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # null: model.py derives them
 # The only values that model.py supports; the first is the default if config.json does not have one.
+MODERN_FIXED = {"hidden_act": ["silu"], "attention_bias": [False], "rope_scaling": [None]}
 FIXED = {
     "gpt2": {
         "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
@@ -51,19 +53,8 @@ FIXED = {
         "scale_attn_by_inverse_layer_idx": [False],
         "add_cross_attention": [False],
     },
-    "qwen3": {
-        "hidden_act": ["silu"],
-        "attention_bias": [False],
-        "use_sliding_window": [False],
-        "rope_scaling": [None],
-    },
-    "llama": {
-        "hidden_act": ["silu"],
-        "attention_bias": [False],
-        "mlp_bias": [False],
-        "pretraining_tp": [1],
-        "rope_scaling": [None],
-    },
+    "qwen3": MODERN_FIXED | {"use_sliding_window": [False]},
+    "llama": MODERN_FIXED | {"mlp_bias": [False], "pretraining_tp": [1]},
 }
 CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 # {our tensor: theirs, which it holds concatenated along the rows}, for qwen3 and llama.
@@ -126,14 +117,13 @@ def read_config(folder: Path) -> GPTConfig:
         odd.append("quantization_config")
     if odd:
         raise CheckpointError(f"{path}: {', '.join(odd)}; model.py does not build that")
+    values["rope_theta"] = rope.get("rope_theta") or values.get("rope_theta", 10_000.0)
     shape = {ours: values.get(theirs) for ours, theirs in SHAPES[arch].items()}
-    if arch != "gpt2":
-        shape["rope_theta"] = rope.get("rope_theta") or values.get("rope_theta") or 10_000.0
     for ours, value in shape.items():
         if value is None and ours in DERIVED:
             continue
         if not isinstance(value, int | float) or value <= 0:
-            name = SHAPES[arch].get(ours, ours)
+            name = SHAPES[arch][ours]
             raise CheckpointError(f"{path}: {name} = {value!r}, but it must be a number above 0")
     try:
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
@@ -170,8 +160,7 @@ def config_values(config: GPTConfig, vocab_size: int, end_id: int | None) -> dic
     values |= {"bos_token_id": end_id, "eos_token_id": end_id}
     if arch == "gpt2":
         values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
-    else:  # older programs read rope_theta, transformers 5 rope_parameters
-        values["rope_theta"] = config.rope_theta
+    else:  # transformers 5 reads rope_theta here
         values["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
     return values
 
