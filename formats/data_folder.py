@@ -95,11 +95,7 @@ def dtype_for(vocab_size: int) -> str:
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
-    splits = {
-        name: dataclasses.asdict(split, dict_factory=_without_none)
-        for name, split in meta.splits.items()
-    }
-    values = _without_none(vars(meta).items()) | {"splits": splits}
+    values = dataclasses.asdict(meta, dict_factory=_without_none)
     write_checked(Path(folder) / "meta.json", values)
 
 
