@@ -133,10 +133,7 @@ def object_in(text: str | bytes) -> dict:
 
 def read_json(path: Path) -> dict:
     """The object in a small JSON file; {} if the file is missing or damaged."""
-    try:
-        return object_in(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return {}
+    return object_in(read_text(path))
 
 
 def write_checked(path: Path, value: dict) -> None:

@@ -7,7 +7,6 @@ not know how models are trained. "Theirs" are Hugging Face's names and tensors, 
 
 import dataclasses
 import importlib.util
-import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -92,7 +91,7 @@ def read_config(folder: Path) -> GPTConfig:
     Raises CheckpointError, which lists everything that model.py does not support.
     """
     path = folder / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = files.read_json(path)
     arch = values["model_type"]
     if arch not in SHAPES:
         raise CheckpointError(
