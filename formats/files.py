@@ -88,7 +88,7 @@ def delete_folder(path: Path) -> None:
     """
     hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
-        os.replace(path, hidden)
+        patiently(os.replace, path, hidden)
         if path.resolve().is_relative_to(DRIVE.resolve()):
             for file in hidden.iterdir():
                 os.truncate(file, 0)
