@@ -177,7 +177,7 @@ def find(path: str | Path | None) -> Path:
                 f"no checkpoint under {ROOT}/ of {Path.cwd()} yet; train one: python"
                 f" {our_file('train.py')} config/demo.py"
             )
-        path = max(runs, key=lambda run: (steps(run) or [run])[-1].stat().st_mtime)
+        path = runs[0]
     path = Path(path)
     if (path / "state.json").exists():
         return path
@@ -189,8 +189,9 @@ def find(path: str | Path | None) -> Path:
 
 
 def runs_with_steps(root: Path = ROOT) -> list[Path]:
-    """The runs in a folder, such as checkpoints/, that have saved a step; sorted by name."""
-    return sorted(path for path in root.glob("*") if steps(path))
+    """The runs in a folder, such as checkpoints/, that have saved a step; the latest first."""
+    saved = {run: folders[-1].stat().st_mtime for run in root.glob("*") if (folders := steps(run))}
+    return sorted(saved, key=saved.get, reverse=True)
 
 
 def what_is_there(path: Path) -> str:

@@ -49,7 +49,6 @@ def opened(folder: Path, device: torch.device, sha256: str) -> LoadedModel:
 def choices() -> list[str]:
     """Each run, which stands for its best step, followed by its steps; the newest first."""
     runs = run_folder.runs_with_steps()
-    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
     return [path.as_posix() for run in runs for path in (run, *reversed(run_folder.steps(run)))]
 
 
