@@ -157,7 +157,7 @@ def check(folder: Path) -> tuple[GPTConfig, dict]:
 
     Checks what can be checked without loading the weights. Raises as load() does.
     """
-    if is_hf(folder):
+    if run_folder.is_hf(folder):
         config = huggingface.read_config(folder)
         check_memory(config, folder)
         huggingface.check_weights([file.name for file in folder.iterdir()], folder)
@@ -209,14 +209,9 @@ def resolve(path: str | Path | None) -> Path:
     """
     if protocol_of(str(path)):
         return fetch(str(path))
-    if path is not None and is_hf(Path(path)):
+    if path is not None and run_folder.is_hf(Path(path)):
         return Path(path)
     return run_folder.find(path)
-
-
-def is_hf(folder: Path) -> bool:
-    """True if the folder is in Hugging Face's format: its config.json names an architecture."""
-    return isinstance(files.read_json(folder / "config.json").get("model_type"), str)
 
 
 def fetch(address: str, weights: bool = True) -> Path:

@@ -194,6 +194,11 @@ def runs_with_steps(root: Path = ROOT) -> list[Path]:
     return sorted(saved, key=saved.get, reverse=True)
 
 
+def is_hf(folder: Path) -> bool:
+    """True if the folder is in Hugging Face's format: its config.json names an architecture."""
+    return isinstance(read_json(folder / "config.json").get("model_type"), str)
+
+
 def what_is_there(path: Path) -> str:
     """A message for a path without a checkpoint: what it is, and where checkpoints are."""
     if (path / "state.json").exists():
@@ -204,7 +209,7 @@ def what_is_there(path: Path) -> str:
         folder = path.parent.as_posix()
         return f"it is a file, not the folder of a run, a step or a model; give {folder}"
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
-    if "model_type" in read_json(path / "config.json"):
+    if is_hf(path):
         here = "it is a folder in Hugging Face's format, which has neither steps nor a log"
     elif any(path.glob("*.safetensors")):
         here = "it has no valid config.json that names the architecture of its weights"
@@ -214,10 +219,8 @@ def what_is_there(path: Path) -> str:
         command = f"python {our_file('train.py')} {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
     # Such as the folders of Hugging Face's cache.
-    nested = [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]
-    if inner := [
-        config.parent.as_posix() for config in nested if "model_type" in read_json(config)
-    ]:
+    nested = filter(is_hf, [*path.glob("*"), *path.glob("snapshots/*")])
+    if inner := [folder.as_posix() for folder in nested]:
         return f"it holds folders in Hugging Face's format; give one of them: {few(inner)}"
     if held := runs_with_steps(path):
         return f"it holds runs; give one of them: {few([run.as_posix() for run in held])}"
