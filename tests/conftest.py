@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import importlib.util
 import json
+import mmap
 import multiprocessing.util
 import os
 import random
@@ -178,6 +179,25 @@ def run_code(code, *arguments, cwd=ROOT, **env):
     if sys.platform == "linux":
         return warm_start.run(command, cwd, timeout=300, variables=env)
     return run_script(*command, cwd=cwd, **env)
+
+
+def address_space():
+    """Bytes that this process has reserved."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
+@contextlib.contextmanager
+def limited(kind, size):
+    """This process may have files (RLIMIT_FSIZE), or memory (RLIMIT_AS), of so many bytes."""
+    import resource  # which Windows lacks
+
+    kind = getattr(resource, kind)
+    limit = resource.getrlimit(kind)
+    resource.setrlimit(kind, (size, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, limit)
 
 
 def ok(result):

@@ -2,10 +2,9 @@
 
 import itertools
 import os
-import resource
 import shutil
+import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ import config as settings
 import processors
 import tools.size
 from formats.data_folder import read_meta
-from tests.conftest import fails_clearly, ok, run_script
+from tests.conftest import address_space, fails_clearly, limited, ok, run_script
 
 
 def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
@@ -30,19 +29,36 @@ def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
     assert "finished: 2 steps" in trained.stdout, trained.stderr
 
 
-@pytest.mark.parametrize("epochs", [1000, 1])
-def test_hours_buy_tokens_at_the_measured_speed(bpe_data, tmp_path, monkeypatch, capsys, epochs):
-    """Forward and backward take 0.1 s, and so does the update; an epoch is the most that is run."""
+@pytest.fixture
+def choose(bpe_data, tmp_path, monkeypatch, capsys):
+    """choose(widths, *settings) writes a.py for ten hours on a CPU; returns what it prints."""
+
+    def choose(widths, *settings):
+        monkeypatch.setattr(tools.size, "WIDTHS", widths)
+        monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
+        command = [str(bpe_data), "--hours=10", f"--out={tmp_path / 'a.py'}", "--device=cpu"]
+        tools.size.main([*command, "--compile=False", *settings])
+        return capsys.readouterr().out
+
+    return choose
+
+
+@pytest.fixture
+def steps_of_a_fifth(monkeypatch):
+    """Forward and backward take 0.1 s, and so does the update."""
     looks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: next(looks) / 10)
-    monkeypatch.setattr(tools.size, "WIDTHS", (64,))
-    command = [str(bpe_data), "--hours", "10", "--out", str(tmp_path / "a.py"), "--block_size=32"]
-    options = ["--batch_size=8", "--device=cpu", "--compile=False", f"--epochs={epochs}"]
-    tools.size.main([*command, *options])
+
+
+@pytest.mark.usefixtures("steps_of_a_fifth")
+@pytest.mark.parametrize("epochs", [1000, 1])
+def test_hours_buy_tokens_at_the_measured_speed(choose, bpe_data, tmp_path, epochs):
+    """An epoch is the most that is run."""
+    said = choose((64,), "--block_size=32", "--batch_size=8", f"--epochs={epochs}")
     windows = (read_meta(bpe_data).splits["train"].tokens - 32) // 32
     steps = min(10 * 3600 / 0.2, epochs * windows / 8)
     tokens, hours = steps * 8 * 32 / 1e6, steps * 0.2 / 3600
-    row = capsys.readouterr().out.splitlines()[2].split()
+    row = said.splitlines()[2].split()
     assert row[:4] == ["4", "x", "64", "<<"]
     assert row[5:] == [f"{tokens:.1f}M", f"{steps * 8 / windows:.2f}", f"{hours:.2f}"]
     assert f"max_steps = {round(steps)}\n" in (tmp_path / "a.py").read_text()
@@ -59,16 +75,11 @@ def parameters(n_layer, n_embd):
     return (512 + 32 + 12 * n_layer * n_embd + 13 * n_layer + 2) * n_embd
 
 
-def test_a_size_is_a_narrower_preset_with_its_rates(bpe_data, tmp_path, monkeypatch, capsys):
-    """A step takes 0.2 s, as above, whatever the size: the larger is better."""
-    looks = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: next(looks) / 10)
-    monkeypatch.setattr(tools.size, "WIDTHS", (64, 128))
-    monkeypatch.setattr(tools.size, "TIMED_S", 0.5)
+@pytest.mark.usefixtures("steps_of_a_fifth")
+def test_a_size_is_a_narrower_preset_with_its_rates(choose, tmp_path):
+    """A step takes as long whatever the size: the larger is better."""
     (tmp_path / "p.py").write_text(PRESET)
-    command = [str(bpe_data), "--hours=10", "--out", str(tmp_path / "a.py"), "--compile=False"]
-    tools.size.main([*command, "--preset", str(tmp_path / "p.py"), "--device=cpu"])
-    rows = capsys.readouterr().out.splitlines()[2:4]
+    rows = choose((64, 128), f"--preset={tmp_path / 'p.py'}").splitlines()[2:4]
     assert [row.split("   ")[0].strip() for row in rows] == ["4 x 64", "8 x 128 <<"]
     assert f" {parameters(4, 64) / 1e6:.2f}M" in rows[0]
     assert f" {parameters(8, 128) / 1e6:.2f}M" in rows[1]
@@ -124,39 +135,22 @@ def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
     fails_clearly(result, "holds no prepared data")
 
 
-def test_sizes_that_fit_the_memory_are_shown_when_a_larger_one_does_not(
-    bpe_data, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
-    monkeypatch.setattr(tools.size, "WIDTHS", (64, 1024))
-    family = ["--n_layer=2", "--n_embd=64", "--block_size=32", "--batch_size=1", "--device=cpu"]
-    command = [str(bpe_data), "--hours", "10", "--out", str(tmp_path / "a.py"), *family]
-    limit = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 150_000_000, limit[1]))
-    try:
-        tools.size.main([*command, "--epochs=1000", "--compile=False"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limit)
-    said = capsys.readouterr().out
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits and /proc")
+def test_sizes_that_fit_the_memory_are_shown_when_a_larger_one_does_not(choose, tmp_path):
+    family = ["--n_layer=2", "--n_embd=64", "--block_size=32", "--batch_size=1"]
+    with limited("RLIMIT_AS", address_space() + 150_000_000):
+        said = choose((64, 1024), *family, "--epochs=1000")
     assert "does not fit the memory" in said
     assert "4 x 64 " in said
     assert (tmp_path / "a.py").exists()
 
 
-def test_a_size_for_which_linux_has_too_little_memory_is_not_tried(
-    bpe_data, tmp_path, monkeypatch, capsys
-):
+def test_a_size_for_which_linux_has_too_little_memory_is_not_tried(choose, tmp_path, monkeypatch):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemAvailable: 30000 kB\n")
     monkeypatch.setattr(processors, "SYSTEM", tmp_path)
-    monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
-    monkeypatch.setattr(tools.size, "WIDTHS", (64, 256))
     (tmp_path / "p.py").write_text(PRESET)
-    command = [str(bpe_data), "--hours", "10", "--out", str(tmp_path / "a.py"), "--device=cpu"]
-    options = ["--preset", str(tmp_path / "p.py"), "--batch_size=1", "--compile=False"]
-    tools.size.main([*command, *options])
-    said = capsys.readouterr().out
+    said = choose((64, 256), f"--preset={tmp_path / 'p.py'}", "--batch_size=1")
     assert "16 x 256 does not fit the memory" in said
     assert "4 x 64 <<" in said
 

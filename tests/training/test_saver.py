@@ -1,23 +1,27 @@
 """saver.py: what a save holds, and saves that fail: full disks, folders that take no writes."""
 
-import contextlib
 import dataclasses
 import errno
 import gc
 import math
 import os
-import resource
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from formats import pretrained, run_folder
 from formats.run_folder import CheckpointError
-from tests.conftest import fails_clearly, train_small, trained, wait_until
+from tests.conftest import (
+    address_space,
+    fails_clearly,
+    limited,
+    train_small,
+    trained,
+    wait_until,
+)
 from tests.power_cut import lay, power_cuts
 from tests.training.conftest import small_run, start
 from train import training_step
@@ -39,17 +43,6 @@ def save(run, step, val_loss=None):
     if val_loss is not None:
         run.saver.mark_best(step, val_loss)
     run.saver.wait()
-
-
-@contextlib.contextmanager
-def limited(kind, size):
-    """This process may have files, or memory, of so many bytes."""
-    limit = resource.getrlimit(kind)
-    resource.setrlimit(kind, (size, limit[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, limit)
 
 
 def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, tmp_path):
@@ -358,7 +351,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
 ):
     """A limit on the size of files ends a write in the middle, as a full disk does."""
     run = small_run(char_data, tmp_path, "--n_embd=128")
-    with limited(resource.RLIMIT_FSIZE, 1 << 20):
+    with limited("RLIMIT_FSIZE", 1 << 20):
         save(run, 1, 2.5)
     said = capsys.readouterr().err
     assert "step 1 could not be saved" in said
@@ -377,11 +370,6 @@ def test_an_error_that_is_not_the_disks_ends_the_run(char_data, tmp_path):
     assert run.saver.saved_step == 2
 
 
-def address_space():
-    """Bytes that this process has reserved."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
 def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
     char_data, tmp_path, capsys
 ):
@@ -394,7 +382,7 @@ def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
         before = address_space()
         blocks.append(torch.empty(50_000_000, dtype=torch.uint8))
         grown = address_space() - before
-    with limited(resource.RLIMIT_AS, address_space() + 60_000_000):
+    with limited("RLIMIT_AS", address_space() + 60_000_000):
         save(run, 1)
     del blocks
     assert "step 1 could not be saved" in capsys.readouterr().err
