@@ -332,6 +332,18 @@ def smollm2(tmp_path_factory):
     return folder
 
 
+def llama_cpp(gguf, prompt, count):
+    """What llama.cpp writes greedily after a prompt, as tests/llama_cpp/complete.mjs describes it.
+
+    A test is skipped where it is not installed.
+    """
+    if not (LLAMA_CPP / "node_modules").exists():
+        pytest.skip("needs llama.cpp: make .venv/llama_cpp")
+    command = ["node", LLAMA_CPP / "complete.mjs", gguf, prompt, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return json.loads(ok(done).stdout)
+
+
 def train_command(data, folder, *more):
     """What trains a small model, as the words after `python`."""
     return ["train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]

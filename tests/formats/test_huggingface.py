@@ -161,13 +161,10 @@ def test_weights_beyond_the_free_memory_are_not_read(hf_model, tmp_path, monkeyp
         pretrained.load(folder)
 
 
-def test_damaged_and_missing_weights_are_named(hf_model, tmp_path):
+def test_damaged_weights_are_named(hf_model, tmp_path):
     weights = saved(hf_model, tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
-        pretrained.load(tmp_path)
-    weights.unlink()
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors; .*repeat the download"):
         pretrained.load(tmp_path)
 
 

@@ -1,8 +1,6 @@
 """Real weights, SmolLM2's: read, evaluated, tuned and exported as those of any user."""
 
-import json
 import math
-import subprocess
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ import config
 from formats import gguf, pretrained
 from generating import decode
 from generating.text import Conversation, complete
-from tests.conftest import LLAMA_CPP, prepare, prose
+from tests.conftest import llama_cpp, prepare, prose
 from tests.test_tokenizer import ids_agree
 from tokenizer_bpe import ALPHABET
 from train import training_step
@@ -98,16 +96,10 @@ def test_a_few_steps_lower_the_loss(smollm2, tmp_path):
     assert losses[-1] < losses[0] - 1
 
 
-@pytest.mark.skipif(
-    not (LLAMA_CPP / "node_modules").exists(), reason="needs llama.cpp: make .venv/llama_cpp"
-)
 def test_llama_cpp_writes_the_same(source, model, tmp_path):
     gguf.write(tmp_path / "smollm2.gguf", source, None)
     prompt = "In 1969, the capital of France was"
-    words = ["node", LLAMA_CPP / "complete.mjs", tmp_path / "smollm2.gguf", prompt, "24"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout)
+    theirs = llama_cpp(tmp_path / "smollm2.gguf", prompt, 24)
     ids = source.tokenizer.encode(prompt).tolist()
     assert theirs["prompt"] == ids
     ours = [i for (i,) in decode.generate(model, [ids], 24, temperature=0)]

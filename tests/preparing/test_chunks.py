@@ -16,7 +16,7 @@ from preparing.encoder import encode_chunks
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from preparing.tokenizers import spread_sample
-from tests.conftest import prose, run_script
+from tests.conftest import prose
 from tests.preparing.conftest import DOCUMENTS, write
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
@@ -187,8 +187,3 @@ def test_a_character_without_an_id_is_named_with_its_place(tmp_path):
     for name, place in (("a.txt", "from offset 33"), ("b.jsonl", "line 2")):
         with pytest.raises(TokenizerError, match=f"{name}, {place}: the character 'x'"):
             encode_chunks(Tokenizer.characters("ab\n"), Options(), read(tmp_path / name))
-
-
-def test_preparing_does_without_torch():
-    result = run_script("-c", "import prepare_data, sys; print('torch' in sys.modules)")
-    assert result.stdout == "False\n", result.stderr

@@ -88,10 +88,9 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
 def test_data_that_has_changed_since_training_is_not_evaluated_on_unasked(runs, bpe_data, tmp_path):
     step = shutil.copytree(run_folder.find(runs / "bpe"), tmp_path / "step_00000020")
     evaluate.main([str(step), "--device=cpu"])
-    state = files.read_json(step / "state.json")
-    del state["sha256"]
+    state = run_folder.read_state(step)
     state["data"]["sha256"]["val"] = "another"
-    files.write_json(step / "state.json", state | {"sha256": files.fingerprint(state)})
+    files.write_checked(step / "state.json", state)
     with pytest.raises(DataError, match=f"may have seen.* give --data {bpe_data}"):
         evaluate.main([str(step), "--device=cpu"])
     evaluate.find_task(str(step), evaluate.parse_args([str(step), f"--data={bpe_data}"]))

@@ -3,7 +3,6 @@
 import ast
 import json
 import shlex
-import subprocess
 
 import ctranslate2
 import numpy as np
@@ -32,8 +31,8 @@ from generating.load import load_model
 from generating.text import Conversation
 from model import GPT, GPTConfig
 from tests.conftest import (
-    LLAMA_CPP,
     fails_clearly,
+    llama_cpp,
     ok,
     prepare,
     prose,
@@ -199,17 +198,11 @@ def test_ctranslate2_writes_the_same(exported, tmp_path):
     assert_greedy(model, tokenizer, prompt, written.sequences_ids[0], 50)
 
 
-@pytest.mark.skipif(
-    not (LLAMA_CPP / "node_modules").exists(), reason="needs llama.cpp: make .venv/llama_cpp"
-)
 @pytest.mark.parametrize("exported", [r for r in RUNS if "characters" not in r], indirect=True)
 def test_llama_cpp_writes_the_same(exported):
     _, out, model, tokenizer = exported
     prompt = prompt_for(tokenizer)
-    command = ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout)
+    theirs = llama_cpp(out / "run.gguf", prompt, 50)
     assert theirs["prompt"] == tokenizer.encode(prompt).tolist()
     assert theirs["template"] is None
     assert_greedy(model, tokenizer, prompt, theirs["ids"], 50)

@@ -169,11 +169,9 @@ def test_with_its_newest_step_damaged_a_run_ends_in_the_same_weights_and_the_sam
 
 def test_progress_that_only_a_later_version_knows_is_a_sentence(finished, little_data, tmp_path):
     run = shutil.copytree(finished[0], tmp_path / "run")
-    path = run / "step_00000040" / "state.json"
-    state = files.read_json(path)
-    del state["sha256"]
+    state = run_folder.read_state(run / "step_00000040")
     state["progress"]["skips"] = 3
-    files.write_json(path, state | {"sha256": files.fingerprint(state)})
+    files.write_checked(run / "step_00000040/state.json", state)
     with pytest.raises(CheckpointError, match="this one does not know its skips"):
         small_run(little_data, run, *WHOLE, "--max_steps=50")
 
