@@ -101,7 +101,8 @@ def test_files_may_come_before_and_after_options():
         ("generate.py|-p|TEXT", "unknown -p; did you mean --prompt?"),
         ("generate.py|--max_tokens|5", "did you mean --max_new_tokens?"),
         ("generate.py|--model|run", "did you mean --checkpoint?"),
-        ("generate.py|--start=The", "did you mean --prompt?"),
+        ("generate.py|--start=The", "unknown --start=The; did you mean --prompt?"),
+        ("generate.py|--promt=x", "unknown --promt=x; did you mean --prompt?"),
         ("generate.py|--temp=1", "did you mean --temperature?"),
         ("generate.py|Once upon", f"unknown Once upon; write --prompt {quote('Once upon')}"),
         ("prepare_data.py|a.txt|--vocab|300", "did you mean --vocab_size?"),
@@ -112,6 +113,15 @@ def test_files_may_come_before_and_after_options():
         ("generate.py|--stop=", "an empty text would stop before the first token"),
         ("generate.py|--seed=18446744073709551616", "--seed: 18446744073709551616: it must be"),
         ("generate.py|--temperature=inf", "--temperature: inf: it must be a number"),
+        ("generate.py|--temperature=-1", "--temperature: -1: it must be a number of at least 0"),
+        ("generate.py|--temperature=nan", "--temperature: nan: it must be a number of at least 0"),
+        ("generate.py|--top_p=1.1", "--top_p: 1.1: it must be a number of at least 0 and at most"),
+        ("generate.py|--num_samples=0", "--num_samples: 0: it must be a whole number of at least"),
+        ("generate.py|--num_samples|999999999999", "at least 1 and at most 1000000"),
+        ("generate.py|--max_new_tokens|many", "--max_new_tokens: many: it must be a whole number"),
+        ("generate.py|--repetition_penalty=0", "penalty: 0: it must be a number of at least 0.01"),
+        ("generate.py|--json=true", "--json: it takes no value"),
+        ("generate.py|--system|Be brief.", "--system is for conversations; add --chat"),
         ("generate.py|--top_k=1e3", "--top_k: 1e3: it must be a whole number of at least 0"),
         ("prepare_data.py|--gigabytes=0", "--gigabytes: 0: it must be a number above 0"),
         ("prepare_data.py|--sample_bytes=1e999", "--sample_bytes: 1e999: it must be a number"),
@@ -121,7 +131,8 @@ def test_a_mistake_is_answered_in_a_sentence(line, words, capsys):
     with pytest.raises(SystemExit) as end:
         parse(line)
     assert end.value.code == 2
-    assert words in capsys.readouterr().err
+    usage, sentence = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: ") and words in sentence
 
 
 def test_names_that_begin_alike_are_nearer_than_similar_ones():

@@ -305,32 +305,6 @@ def test_the_reader_of_a_pipe_may_leave(bpe_run, command):
     assert "Exception" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--temperature", "-1"], ["--temperature", "at least 0"]),
-        (["--temperature", "nan"], ["--temperature", "at least 0"]),
-        (["--top_p", "1.1"], ["--top_p", "at least 0 and at most 1"]),
-        (["--start=The"], ["--start=The", "--prompt TEXT"]),
-        (["--num_samples", "0"], ["--num_samples", "at least 1"]),
-        (["--num_samples", "999999999999"], ["--num_samples", "at most 1000000"]),
-        (["--json=true"], ["--json", "it takes no value"]),
-        (["--max_new_tokens", "many"], ["--max_new_tokens", "many"]),
-        (["--repetition_penalty", "0"], ["--repetition_penalty", "at least 0.01"]),
-        (["--system", "Be brief."], ["--chat"]),
-        (["--promt=x"], ["--promt=x", "--prompt TEXT"]),
-        (["Once upon a time"], ["Once upon a time", "--prompt"]),
-    ],
-)
-def test_a_mistake_is_a_sentence(arguments, words, capsys):
-    with pytest.raises(SystemExit) as end:
-        parse_args(arguments)
-    message = capsys.readouterr().err
-    assert end.value.code == 2
-    assert all(word in message for word in words)
-    assert len(message.splitlines()) == 2  # the usage is one of them
-
-
 def test_memory_that_runs_out_is_a_sentence():
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**50)
