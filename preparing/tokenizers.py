@@ -3,7 +3,6 @@
 tokenizer_bpe.py knows how a tokenizer works.
 """
 
-import functools
 import itertools
 import math
 import sys
@@ -15,7 +14,7 @@ import regex  # comes with tiktoken
 
 from command_line import plural, si
 from formats.files import write_text
-from preparing.chunks import Chunk, Options, Position
+from preparing.chunks import Chunk, Options, Position, together
 from preparing.documents import documents_of
 from preparing.engines import begin, result_of
 from preparing.sources import Source
@@ -184,23 +183,13 @@ def all_characters(work: WorkFolder) -> set[str]:
     """The distinct characters of the input, as far as --gigabytes lets it be written."""
     found = set()
     size = 0
-    find = functools.partial(characters_of, work.plan.options)
-    with (
-        work.map_text(find, Position()) as results,
-        Progress(work.input_size, "characters") as bar,
-    ):
-        for characters, text_bytes, end in results:
-            found |= characters
-            size += text_bytes
-            bar.to(end.on_disk)
+    options = work.plan.options
+    with Progress(work.input_size, "characters") as bar:
+        for chunks in together(_watched(work.read(work.sources, Position()), bar)):
+            for text in texts_of(chunks, options):
+                found.update(text)
+                size += len(text.encode())
             # Stop at the end of a document. When copies are dropped, more of the input is needed.
-            if size >= work.most_bytes and not end.inside and not work.plan.options.dedupe:
+            if size >= work.most_bytes and not chunks[-1].end.inside and not options.dedupe:
                 break
     return found
-
-
-def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:
-    """The distinct characters of chunks, the bytes of their text, and where the next one begins."""
-    documents = itertools.chain.from_iterable(documents_of(chunk, options)[0] for chunk in chunks)
-    texts = [document.text for document in documents]
-    return set().union(*texts), sum(len(text.encode()) for text in texts), chunks[-1].end
