@@ -28,7 +28,8 @@ from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report quotes per rule
 EXAMPLE_CHARS = 100  # characters quoted from each
-EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
+EXAMPLE_BEFORE = 30  # characters quoted before a place
+EXAMPLE_AFTER = 60  # and from it on
 UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
 NULL = "records whose text is null"
 # The most bytes that --on_error replace replaces, and the share of the text to add to them: text
@@ -55,6 +56,10 @@ class CleaningReport:
         counts["bytes"] += size
         for example in examples[: EXAMPLES - len(counts["examples"])]:
             counts["examples"].append(example[:EXAMPLE_CHARS])
+
+    def quote(self, rule: str, text: str, at: int, size: int, documents: int = 1) -> None:
+        """As add(), with what a text has around character `at` as the example."""
+        self.add(rule, documents, size, [text[max(0, at - EXAMPLE_BEFORE) : at + EXAMPLE_AFTER]])
 
     def merge(self, other: "CleaningReport") -> None:
         for rule, counts in other.rules.items():
@@ -281,8 +286,7 @@ def clean(text: str, report: CleaningReport) -> str:
         corrected = correct(text)
         if corrected != text:
             removed = len(text.encode()) - len(corrected.encode())
-            at = first_difference(text, corrected)
-            report.add(rule, 1, removed, [text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]])
+            report.quote(rule, text, first_difference(text, corrected), removed)
         text = corrected
     return text
 
@@ -321,7 +325,6 @@ def _is_letter(char):
 # -- likely mistakes in the text
 
 
-SHOWN_AFTER = 60  # characters from the place on that the report quotes
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 ADDED = "added tokens of this tokenizer, as letters"
@@ -415,8 +418,7 @@ def notice(text: str, chunk: Chunk, options: Options, report: CleaningReport) ->
     for what, at, size in _found(text, chunk.kind):
         if what == DAMAGED and options.on_error == "replace":
             continue  # reported when it was replaced
-        shown = text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]
-        report.add(what, int(not chunk.start.inside), size, [shown])
+        report.quote(what, text, at, size, int(not chunk.start.inside))
 
 
 def _found(text, kind):

@@ -24,8 +24,6 @@ from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
 from preparing.documents import (
     ADDED,
-    EXAMPLE_BEFORE,
-    SHOWN_AFTER,
     TOKENS,
     UNUSABLE,
     CleaningReport,
@@ -108,9 +106,8 @@ def notice_added(tokenizer: Tokenizer, text: str, chunk: Chunk, report: Cleaning
     pattern = added_tokens(tokenizer)
     tokens = list(pattern.finditer(text)) if pattern else []
     if tokens:
-        shown = text[max(0, tokens[0].start() - EXAMPLE_BEFORE) : tokens[0].start() + SHOWN_AFTER]
         size = sum(len(found[0].encode()) for found in tokens)
-        report.add(ADDED, int(not chunk.start.inside), size, [shown])
+        report.quote(ADDED, text, tokens[0].start(), size, int(not chunk.start.inside))
 
 
 @functools.cache
@@ -191,9 +188,7 @@ def _without_unknown(tokenizer, text, report):
         return text
     known = "".join(char for char in text if char not in unknown)
     removed = len(text.encode()) - len(known.encode())
-    at = min(map(text.index, unknown))
-    shown = text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]
-    report.add(UNKNOWN, 1, removed, [shown])
+    report.quote(UNKNOWN, text, min(map(text.index, unknown)), removed)
     return known
 
 
