@@ -124,18 +124,14 @@ def _encoded(tokenizer, documents, chunks, report):
     if tokenizer.composes:  # here rather than in encode(), so that text_bytes fit the ids
         documents = [doc.corrected(lambda text, _: composed(text), report) for doc in documents]
     form = form_of(tokenizer)
-    runs = [form.runs(doc.turns) if doc.turns else [doc.text] for doc in documents]
-    texts = [[run for run in of_one if isinstance(run, str)] for of_one in runs]
-    flat = list(itertools.chain.from_iterable(texts))
-    if tokenizer.kind == "char":
-        found = iter(list(map(tokenizer.encode, flat)))
-    else:
-        found = iter(fast_bpe(tokenizer).encode(flat))
+    runs = [form.runs(document.turns) or [document.text] for document in documents]
+    texts = [run for of_one in runs for run in of_one if isinstance(run, str)]
+    found = iter(fast_encoder(tokenizer).encode(texts))
     encoded = [_with_markers(of_one, found) for of_one in runs]
     mask = None
     if any(document.turns for document in documents):
-        masks = map(functools.partial(mask_of, tokenizer, form), documents, encoded)
-        mask = np.concatenate(list(masks))
+        both = zip(documents, encoded, strict=True)
+        mask = np.concatenate([mask_of(tokenizer, form, document, ids) for document, ids in both])
     whole = all(chunk.whole for chunk in chunks)
     dtype = dtype_for(tokenizer.vocab_size)
     end = np.array([tokenizer.eot_id] if whole else [], dtype)
@@ -145,7 +141,7 @@ def _encoded(tokenizer, documents, chunks, report):
         ids=np.concatenate([none, *parts], dtype=dtype, casting="unsafe"),
         mask=mask,
         tokens=np.fromiter(map(len, encoded), np.int64) + len(end),
-        text_bytes=np.fromiter((len("".join(of_one).encode()) for of_one in texts), np.int64),
+        text_bytes=np.fromiter((token_lengths(tokenizer)[ids].sum() for ids in encoded), np.int64),
         hashes=np.fromiter((hash64(doc.text.encode()) for doc in documents), np.uint64),
         report=report,
         whole=whole,
@@ -255,7 +251,7 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 def new_encoder(tokenizer: Tokenizer):
     """gigatoken's encoder for a tokenizer; None if it is not installed, or does not support it."""
-    if tokenizer.is_for_library:
+    if tokenizer.kind == "char" or tokenizer.is_for_library:
         return None
     # Without added tokens: it is not given texts that spell ordinary ones; special ones are text.
     description = tokenizer.description | {"added_tokens": [], "normalizer": None}
@@ -267,7 +263,7 @@ def new_encoder(tokenizer: Tokenizer):
     return None
 
 
-class FastBPE:
+class FastEncoder:
     """Gives the same ids as its tokenizer, with gigatoken where possible.
 
     If the tokenizer composes, the text must be in NFC already. Threads may share an instance:
@@ -301,9 +297,9 @@ class FastBPE:
 
 
 @functools.cache
-def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
+def fast_encoder(tokenizer: Tokenizer) -> FastEncoder:
     """The encoder of a tokenizer, shared by all threads."""
-    return FastBPE(tokenizer)
+    return FastEncoder(tokenizer)
 
 
 def encoder_name(tokenizer: Tokenizer) -> str:
@@ -312,7 +308,7 @@ def encoder_name(tokenizer: Tokenizer) -> str:
         return "characters"
     if tokenizer.is_for_library:
         return "tokenizers"
-    return "gigatoken" if fast_bpe(tokenizer).encoder else "tiktoken"
+    return "gigatoken" if fast_encoder(tokenizer).encoder else "tiktoken"
 
 
 def is_for_tiktoken(text: str) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN, QWEN35_PATTERN
 from preparing import PrepareError
-from preparing.encoder import FastBPE, new_encoder
+from preparing.encoder import FastEncoder, new_encoder
 from tests.conftest import ok, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, sha
 from tests.test_tokenizer import cut_by
@@ -25,7 +25,7 @@ TEXTS = [
 ]
 PIECES = st.text() | st.sampled_from(["the ", "the", " he", EOT, "\n\n", "  ", "don't", "12", "\0"])
 TOKENIZER = Tokenizer.train(TEXTS, 600)
-FAST = FastBPE(TOKENIZER)
+FAST = FastEncoder(TOKENIZER)
 
 
 def assert_same(*texts):
@@ -43,7 +43,7 @@ def test_gives_the_ids_of_tiktoken(text):
 @pytest.mark.parametrize("pattern", [QWEN2_PATTERN, LLAMA3_PATTERN, QWEN35_PATTERN])
 def test_gives_the_ids_of_tiktoken_for_words_of_others(pattern):
     tokenizer = Tokenizer(TOKENIZER.description | {"pre_tokenizer": cut_by(pattern)})
-    fast = FastBPE(tokenizer)
+    fast = FastEncoder(tokenizer)
     assert fast.encoder
 
     @settings(max_examples=50, deadline=None)
@@ -67,7 +67,7 @@ def test_a_record_of_blanks_does_not_stall():
 
 
 def test_other_ids_end_the_work_before_they_are_written():
-    other = FastBPE(TOKENIZER)
+    other = FastEncoder(TOKENIZER)
     other.encoder = new_encoder(Tokenizer.train(TEXTS, 300))
     with pytest.raises(PrepareError, match="pip install -U gigatoken"):
         other.encode([prose()[:1000]])
