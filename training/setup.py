@@ -21,8 +21,9 @@ from hardware import Device, DeviceError
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
 from training import RunError, distributed
+from training.compiling import compiler_obstacle, should_compile
 from training.dataset import Data, Dataset
-from training.fit import apply_memory_options, compiler_obstacle, should_compile
+from training.fit import apply_memory_options
 from training.induction import add_induction_head
 from training.optimizer import make_optimizer
 from training.run import LossSums, Progress, Run

@@ -10,7 +10,7 @@ from hardware import Device, autocast
 from model import GPT, IGNORE, GPTConfig
 from tests.training.conftest import small_run
 from training import fit
-from training.fit import compile_layers
+from training.compiling import compile_layers
 
 SHAPE = {"vocab_size": 208, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}
 ARCHS = [{"arch": "gpt2", "dropout": 0.2}, {"arch": "qwen3", "tie_weights": False}]

@@ -13,7 +13,8 @@ from formats import run_folder
 from model import GPT, IGNORE, GPTConfig
 from tests.conftest import run_script, trained
 from training import profiling
-from training.fit import compile_layers, use_chunked_loss
+from training.compiling import compile_layers
+from training.fit import use_chunked_loss
 from training.optimizer import (
     clip_gradients,
     make_optimizer,

@@ -40,8 +40,9 @@ from tests.conftest import (
 )
 from tests.training.conftest import assert_same_end, last_weights, small_run, start
 from training import distributed
+from training.compiling import compiler_obstacle, should_compile
 from training.distributed import StopFlag, signals_restored
-from training.fit import compiler_obstacle, fit, should_compile
+from training.fit import fit
 from training.plan import banner
 from training.schedule import Counters, count_steps
 from training.start import differences, from_scratch, shape_settings
