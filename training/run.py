@@ -28,7 +28,7 @@ class Progress:
     step, sequences: as in Counters.
     elapsed_s: seconds of training, including compilation but not evaluation and saving.
     running_s: seconds in all, over all starts, which a rented machine bills.
-    sums: LossSums.tolist(). micro_batch_limit: of Run; older checkpoints have none.
+    sums: of LossSums. micro_batch_limit: of Run; older checkpoints have none.
     """
 
     step: int = 0
@@ -42,6 +42,7 @@ class Progress:
 class LossSums:
     """Losses and bad steps, summed on the device, so that nothing waits for it.
 
+    sums: loss_sum, good_steps, bad_in_a_row and bad_total, as a checkpoint stores them.
     loss_sum, good_steps: since pop(). bad_in_a_row: consecutive bad steps up to now. most_in_a_row:
     its maximum since this start of the run, so that no series is missed between two checks.
     bad_total: bad steps in all. grad_norm: of the last step.
@@ -70,7 +71,7 @@ class LossSums:
         The loss is None if no step was good; the norm is None if it is not finite. Waits for the
         device.
         """
-        loss_sum, good_steps, _, bad_total = self.tolist()
+        loss_sum, good_steps, _, bad_total = self.sums.tolist()
         self.loss_sum.zero_()
         self.good_steps.zero_()
         norm = float(self.grad_norm)
@@ -79,10 +80,6 @@ class LossSums:
             "grad_norm": norm if math.isfinite(norm) else None,
             "bad_steps": int(bad_total),
         }
-
-    def tolist(self) -> list[float]:
-        """The four sums that a checkpoint stores; waits for the device."""
-        return self.sums.tolist()
 
 
 @dataclass
@@ -202,7 +199,7 @@ class Run:
             sequences=self.counters.sequences,
             elapsed_s=self.clock.elapsed_s,
             running_s=self.clock.running_s,
-            sums=self.loss_sums.tolist(),
+            sums=self.loss_sums.sums.tolist(),
             micro_batch_limit=self.micro_batch_limit,
         )
         description = {
