@@ -59,9 +59,9 @@ def init() -> None:
     environment variables, and RunError if the other processes cannot be reached.
     """
     global rank, world_size, local_rank, local_world_size, is_main
-    if read_number("WORLD_SIZE", 1, default="1") == 1:
+    world_size = read_number("WORLD_SIZE", 1, default="1")
+    if world_size == 1:
         return
-    world_size = read_number("WORLD_SIZE", 2)
     rank = read_number("RANK", 0, world_size - 1)
     local_rank = read_number("LOCAL_RANK", 0, world_size - 1)
     local_world_size = read_number("LOCAL_WORLD_SIZE", 1, world_size, default="1")
