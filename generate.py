@@ -19,7 +19,6 @@ from argparse import Namespace
 
 import hardware
 from formats import files
-from formats.conversation import form_of
 from generating import terminal
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import parse_args
@@ -27,7 +26,8 @@ from generating.text import Completion, Conversation, complete
 from tokenizer_bpe import TokenizerError
 
 # The arguments that generating.text.complete takes too.
-SETTINGS = ("max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
+SETTINGS = ("max_new_tokens", "stop", "chat", "seed")
+SETTINGS += ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 def main(argv: list[str]) -> None:
@@ -64,10 +64,6 @@ def answer(
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
     settings = {name: getattr(args, name) for name in SETTINGS}
     settings["end_ids"] = loaded.source.end_ids
-    if args.chat:
-        form = form_of(loaded.tokenizer)
-        settings["stop"] = [*args.stop, *form.stop]
-        settings["end_ids"] = [*loaded.source.end_ids, *form.markers.values()]
     growing = complete(loaded.model, loaded.tokenizer, repeated, **settings)
     if args.json:
         *_, completions = growing

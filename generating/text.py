@@ -77,6 +77,7 @@ def complete(
     max_new_tokens: int,
     stop: Sequence[str] = (),
     end_ids: Collection[int] = (),
+    chat: bool = False,
     seed: int | None = None,
     **settings,
 ) -> Iterator[list[Completion]]:
@@ -84,9 +85,13 @@ def complete(
 
     prompts: texts or token ids; an empty prompt is the start of a document. stop: texts that end a
     continuation, which does not include them. end_ids: ids that end one, besides the tokenizer's
-    end-of-text. seed: None for different tokens each time. settings: as in decode.generate. Raises
-    TokenizerError for a prompt that the tokenizer cannot encode.
+    end-of-text. chat: each is a reply, which also ends where the user's turn begins. seed: None for
+    different tokens each time. settings: as in decode.generate. Raises TokenizerError for a prompt
+    that the tokenizer cannot encode.
     """
+    if chat:
+        form = form_of(tokenizer)
+        stop, end_ids = [*stop, *form.stop], [*end_ids, *form.markers.values()]
     started = time.perf_counter()
     generator = torch.Generator(model.wte.weight.device)
     if seed is None:

@@ -75,13 +75,9 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     folder = run_folder.find(path)
     checkpoint = opened(folder, device, files.sha256(folder / "state.json"))
     model, tokenizer, chats = checkpoint.model, checkpoint.tokenizer, checkpoint.source.chats
-    asked = prompt
-    if chats:
-        conversation = Conversation(model, tokenizer)
-        asked, form = conversation.prompt(prompt), conversation.form
-        settings = settings | {"stop": form.stop, "end_ids": form.markers.values()}
+    asked = Conversation(model, tokenizer).prompt(prompt) if chats else prompt
     drawn_at = 0.0
-    completions = complete(model, tokenizer, [asked], **settings)
+    completions = complete(model, tokenizer, [asked], chat=chats, **settings)
     for (row,) in completions:
         if row.ended or time.monotonic() > drawn_at + DRAW_S:
             drawn_at = time.monotonic()
