@@ -135,6 +135,14 @@ def load(path: str | Path | None) -> Pretrained:
     return load(path)  # a training process has saved and rotated: look again
 
 
+def load_with_tokenizer(path: str | Path | None) -> Pretrained:
+    """As load(). Raises CheckpointError if the folder has no tokenizer."""
+    found = load(path)
+    if not found.tokenizer:
+        raise CheckpointError(f"{found.path} has no tokenizer.json; copy the model's own there")
+    return found
+
+
 def read(folder: Path) -> Pretrained:
     """Load the weights in a local folder. Raises as load() does."""
     config, state = check(folder)
@@ -190,13 +198,6 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     """
     names = ("tokenizer.json", "vocab.json")
     return Tokenizer.load(folder) if any((folder / name).exists() for name in names) else None
-
-
-def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
-    """The tokenizer of a folder. Raises CheckpointError if there is none."""
-    if tokenizer:
-        return tokenizer
-    raise CheckpointError(f"{folder} has no tokenizer.json; copy the model's own there")
 
 
 def resolve(path: str | Path | None) -> Path:

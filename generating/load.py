@@ -39,15 +39,14 @@ def open_checkpoint(
     """
     on_cpu = device.type == "cpu"
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
-    found = pretrained.load(path)
-    tokenizer = pretrained.need_tokenizer(found.tokenizer, found.path)
+    found = pretrained.load_with_tokenizer(path)
     model = found.model()
     found.tensors.clear()  # or the weights stay in memory when the model has them in another form
     model = model.to(device, weights_in).eval()
     summary = f"{found.path}: {model.num_parameters():,} parameters, {describe(found)}"
     if on_cpu:
         pack(model, dtype)
-    return LoadedModel(model, tokenizer, found, summary)
+    return LoadedModel(model, found.tokenizer, found, summary)
 
 
 def describe(found: Pretrained) -> str:
@@ -66,6 +65,5 @@ def load_model(folder: Path, device: torch.device) -> tuple[GPT, Tokenizer, dict
 
     Raises CheckpointError if the folder is damaged.
     """
-    found = pretrained.load(folder)
-    model = found.model().to(device, torch.float32).eval()
-    return model, pretrained.need_tokenizer(found.tokenizer, found.path), found.state
+    found = pretrained.load_with_tokenizer(folder)
+    return found.model().to(device, torch.float32).eval(), found.tokenizer, found.state

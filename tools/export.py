@@ -31,8 +31,7 @@ OLLAMA_CONTEXT = 8192  # at most; the cache of Qwen3-0.6B's 40,960 tokens would 
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
-    source = pretrained.load(args.checkpoint)
-    pretrained.need_tokenizer(source.tokenizer, source.path)
+    source = pretrained.load_with_tokenizer(args.checkpoint)
     own = huggingface.read_chat_template(source.path)  # of a model from elsewhere
     if args.out and not source.state:
         raise CheckpointError(
