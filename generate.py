@@ -83,11 +83,8 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  the arrow keys bring back earlier lines
     end = "Ctrl-Z and Enter exit" if os.name == "nt" else "Ctrl-D exits"
-    if args.chat:
-        print("Enter a message; /new starts a new conversation", file=sys.stderr)
-        print(f"Ctrl-C stops the reply or clears the line, {end}", file=sys.stderr)
-    else:
-        print(f"Enter a prompt; Ctrl-C stops the text, {end}", file=sys.stderr)
+    what = "message; /new starts a new conversation" if args.chat else "prompt"
+    print(f"Enter a {what}\nCtrl-C stops a text or clears the line, {end}", file=sys.stderr)
     conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
     while True:
         try:
