@@ -138,24 +138,18 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
             f"{data_dir} has another tokenizer than {folder}; give --data a folder that was"
             f" prepared with {prepare}"
         )
-    if own and not args.data:
-        check_same_data(data_dir, folder, state)
+    if own and not args.data and (other := other_data(state["data"], meta, folder)):
+        raise DataError(
+            f"{data_dir} is no longer what {folder} was trained on, and the model may have seen its"
+            f" validation text; to evaluate on it nevertheless, give --data {quote(data_dir)}:\n"
+            + other[0]
+        )
     context = args.block_size or default
     if context > config.block_size:
         raise CheckpointError(
             f"--block_size {context} is longer than the context of {folder}, {config.block_size}"
         )
     return Task(folder, data_dir, loss_on, context, config.block_size)
-
-
-def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
-    """Raises DataError if a run's data_dir now holds other data, which the run may have seen."""
-    if other := other_data(state["data"], read_meta(data_dir), folder):
-        raise DataError(
-            f"{data_dir} is no longer what {folder} was trained on, and the model may have seen its"
-            f" validation text; to evaluate on it nevertheless, give --data {quote(data_dir)}:\n"
-            + other[0]
-        )
 
 
 def evaluate(task: Task, device: torch.device, dtype: str) -> str:
