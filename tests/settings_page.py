@@ -4,9 +4,8 @@ from config import SETTINGS, Config
 
 HEAD = """# Settings
 
-`python -m tests.settings_page > docs/settings.md` writes this page. A
-[preset](training.md#presets) has settings as `NAME = VALUE`, the command line as
-`--NAME=VALUE`."""
+These are the settings of `train.py`. A [preset](training.md#presets) has them as `NAME = VALUE`, and
+the command line, which overrides it, as `--NAME=VALUE` or `--NAME VALUE`."""
 
 
 def page():
