@@ -174,12 +174,11 @@ def _in_any_case(ending):
 
 
 def _files_of_folder(folder):
-    """The files with a known suffix below a folder, sorted; prints which others it skips.
+    """The files with a known suffix below a folder, sorted.
 
     Follows links to folders, but visits each folder once.
     """
-    known = []
-    skipped = Counter()
+    found = []
     seen = set()
     for at, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
         place = os.path.realpath(at)
@@ -190,28 +189,29 @@ def _files_of_folder(folder):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         # Strings are joined faster than Paths; there may be many thousand.
         prefix = Path(at, "*").as_posix()[:-1]
-        place_below = Path(os.path.relpath(at, folder), "*").as_posix()[:-1]
-        for name in sorted(names):
-            path, below = prefix + name, place_below + name
-            if HIDDEN.search(below):
-                skipped["hidden"] += 1
-            elif not _is_known(path):
-                skipped[Path(path).suffix.lower() or WITHOUT] += 1
-            elif not os.path.isfile(path):
-                skipped[f"broken link ({below})"] += 1
-            else:
-                known.append(path)
-    known.sort()
-    _tell_skipped(f"folder {folder}", glob.escape(Path(folder).as_posix()), known, skipped)
-    return known
+        found += [prefix + name for name in sorted(names)]
+    below = len(Path(folder, "*").as_posix()) - 1
+    escaped = glob.escape(Path(folder).as_posix())
+    return sorted(_known(found, below, f"folder {folder}", escaped))
 
 
-def _tell_skipped(place, folder, known, skipped, advice=""):
-    """Print which files of a folder are skipped, and which of the others are hardly for training.
+def _known(paths, below, place, folder, advice=""):
+    """The paths of known types; prints which others it skips. Raises InputError if it skips all.
 
-    place: the folder in words. known: the others. skipped: {ending: how many}. advice: ends the
-    error. Raises InputError if all are skipped.
+    below: the length of the folder that they share. place: the folder in words. folder: as it is
+    written in a pattern. advice: ends the error.
     """
+    known = []
+    skipped = Counter()
+    for path in paths:
+        if HIDDEN.search(path, below):
+            skipped["hidden"] += 1
+        elif not _is_known(path):
+            skipped[os.path.splitext(path)[1].lower() or WITHOUT] += 1
+        elif not (protocol_of(path) or os.path.isfile(path)):
+            skipped[f"broken link ({path[below:]})"] += 1
+        else:
+            known.append(path)
     counts = few([f"{n:,} {ending}" for ending, n in skipped.most_common()])
     counts = counts or "nothing, hidden folders aside"
     others = [kind for kind, _ in skipped.most_common() if kind.startswith((".", WITHOUT))]
@@ -226,6 +226,12 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
     place = without_credentials(place)
     if skipped:
         print(f"{place}: {plural(len(known), 'file')}, skipping {counts}", file=sys.stderr)
+    _tell_held_out(place, known)
+    return known
+
+
+def _tell_held_out(place, known):
+    """Print which of the files are hardly for training."""
     below = len(os.path.commonpath(known))
     held_out = [without_credentials(path) for path in known if HELD_OUT.search(path, below)]
     if 0 < len(held_out) < len(known):
@@ -250,20 +256,17 @@ def _files_at(given):
     shown = _without_hidden(files, given)
     if not shown:
         raise InputError(f"no {FORMATS} at {given}, nor any other")
-    known = {address: files[address] for address in shown if _is_known(address)}
-    if not known and glob.has_magic(given) and re.search(r"\.\w+\Z", given):
-        return {address: files[address] for address in shown}
-    endings = [os.path.splitext(address)[1].lower() for address in shown if address not in known]
-    skipped = Counter(ending or WITHOUT for ending in endings)
-    advice = ""
-    if repository := re.match(r"hf://datasets/[^/@]+/[^/@]+", given):
-        advice = (
-            ". For most data sets, the Hub also makes Parquet files: write"
-            f" {repository[0]}@refs/convert/parquet/**.parquet"
-        )
-    fixed = re.split(r"[*?[]", given)[0].rstrip("/")
-    _tell_skipped(given, fixed, known, skipped, advice)
-    return known
+    names_type = glob.has_magic(given) and re.search(r"\.\w+\Z", given)
+    if not names_type or any(map(_is_known, shown)):
+        advice = ""
+        if repository := re.match(r"hf://datasets/[^/@]+/[^/@]+", given):
+            advice = (
+                ". For most data sets, the Hub also makes Parquet files: write"
+                f" {repository[0]}@refs/convert/parquet/**.parquet"
+            )
+        fixed = re.split(r"[*?[]", given)[0]
+        shown = _known(shown, len(fixed), given, fixed.rstrip("/"), advice)
+    return {address: files[address] for address in shown}
 
 
 def _unreadable(error):
