@@ -102,8 +102,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     fixed = {name: before[name] for name in ("seed", "optimizer", "loss_on") if name in before}
     if config.init_from and abspath(config.init_from) != abspath(before.get("init_from") or ""):
         fixed["init_from"] = before.get("init_from")
-    names = fixed.keys() | demanded(config, trained.block_size)
-    differ = differences(config, shape | fixed, names, "the checkpoint")
+    differ = differences(config, shape | fixed, config.given | fixed.keys(), "the checkpoint")
     config = replace(config, **shape)
     unknown = saved["progress"].keys() - {field.name for field in fields(Progress)}
     if unknown:
@@ -183,8 +182,7 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
     trained = shape_settings(found.config)
     if "block_size" in config.given and config.block_size < trained["block_size"]:
         trained["block_size"] = config.block_size
-    names = demanded(config, found.config.block_size)
-    differ = differences(config, trained, names, "the weights")
+    differ = differences(config, trained, config.given, "the weights")
     if differ:
         raise CheckpointError(
             f"init_from = {found.path} has another shape; leave out these settings to take its own"
@@ -256,7 +254,7 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     known = {name: saved[name] for name in LEARNED & saved.keys()}
     names = set(known)
     if config.init_from:  # the shape comes from there
-        names -= shape - demanded(config, saved.get("block_size", config.block_size))
+        names -= shape - config.given
     differ = differences(config, known, names, "the mirror")
     if trained_on := mirror.data():
         differ += other_data(trained_on, read_meta(config.data_dir), "the mirror")
@@ -292,24 +290,18 @@ def shape_settings(shape: GPTConfig) -> dict:
     return {name: value for name, value in values.items() if name in names}
 
 
-def demanded(config: Config, context: int) -> Collection[str]:
-    """The names of the settings that a model must match.
-
-    With init_from, a preset's block_size is only an upper limit, since a preset is meant for
-    weights of any context. context: the model's.
-    """
-    if config.init_from and "block_size" not in config.typed and config.block_size > context:
-        return config.given - {"block_size"}
-    return config.given
-
-
 def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:
     """A line for each setting in `names` whose value differs from the trained model's.
 
-    n_kv_head may be given for a model without groups, which has as many as the model's n_head.
+    n_kv_head may be given for a model without groups, which has as many as the model's n_head. With
+    init_from, a preset's block_size is only an upper limit, since a preset is meant for weights of
+    any context.
     """
     if "n_kv_head" in names and config.n_kv_head == trained.get("n_head"):
         config = replace(config, n_kv_head=None)
+    context = trained.get("block_size", config.block_size)
+    if config.init_from and "block_size" not in config.typed and config.block_size > context:
+        config = replace(config, block_size=context)
     return [
         f"  {name}: {value} in {where}, {getattr(config, name)} now"
         for name, value in trained.items()
