@@ -190,21 +190,17 @@ class CudaGraphDecoder(Decoder):
 
     def __init__(self, model, rows: int):
         super().__init__(model, rows)
-        self.tokens = None  # int64 [2, B, 1], the graph's input; None: not recorded yet
+        self.length = 0  # of the cache that the graph reads
+        self.tokens = None  # int64 [2, B, 1], the graph's input
         self.logits = None  # [B, V], the graph's output
-        self.graph = None  # stays None if the recording fails
-
-    def make_room(self, sequences):
-        length = self.cache.length
-        super().make_room(sequences)
-        if self.cache.length > length:
-            self.tokens = self.logits = self.graph = None
+        self.graph = None  # None if the recording fails
 
     def step(self, sequences):
         """As Decoder.step; the next call overwrites the logits."""
         self.make_room(sequences)
         tokens = last_tokens(sequences)
-        if self.tokens is None:
+        if self.length < self.cache.length:
+            self.length, self.graph = self.cache.length, None
             self.tokens = tokens.to(self.cache.slots.device)
             self.record()
         else:  # from pinned memory, so that the copy does not block
