@@ -45,13 +45,6 @@ class Mirror:
         """The content of a step's state.json."""
         return self.folder.read(f"{step_name(step)}/state.json")
 
-    def config(self) -> str:
-        """The text of its config.json, which identifies the run; "" if there is none."""
-        try:
-            return self.folder.read("config.json").decode("utf-8", "replace")
-        except FileNotFoundError:
-            return ""
-
     def data(self) -> dict:
         """Meta.identity() of the data that its newest step was trained on; {} if unknown."""
         whole = self.whole()
@@ -62,8 +55,9 @@ class Mirror:
 
         Raises CheckpointError if it holds another run or other files.
         """
-        names, config = self.folder.list(), self.config()
-        if name := run_folder.foreign(names, config):
+        names = self.folder.list()
+        config = self.folder.read("config.json") if "config.json" in names else b""
+        if name := run_folder.foreign(names, config.decode("utf-8", "replace")):
             raise CheckpointError(
                 f"{self.address} holds {name}, which no run wrote and this one would replace;"
                 " choose another mirror, or another name for checkpoint_dir"
