@@ -5,7 +5,6 @@ for the columns that may hold the text, or an InputError if it cannot be read. A
 UTF-8 is a lone surrogate here (surrogateescape); documents.py reports it.
 """
 
-import contextlib
 import csv
 import itertools
 import json
@@ -135,8 +134,7 @@ def _history(value):
     """The pairs of texts in the field HISTORY, which a table holds as JSON text."""
     pairs = value or []
     if isinstance(pairs, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            pairs = json.loads(pairs)
+        pairs = _parsed(pairs)
     if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
         raise InputError(f"{HISTORY!r} is {value!s:.40}, not a list of pairs of texts")
     return pairs
@@ -144,10 +142,7 @@ def _history(value):
 
 def _conversation(name, text):
     """Parse a conversation that a table holds as JSON text; returns other text as it is."""
-    messages = None
-    if text.lstrip().startswith("["):
-        with contextlib.suppress(ValueError, RecursionError):
-            messages = json.loads(text)
+    messages = _parsed(text) if text.lstrip().startswith("[") else None
     if messages and isinstance(messages, list) and isinstance(messages[0], dict):
         return messages
     if name in CONVERSATIONS:
@@ -437,6 +432,7 @@ def json_kind(kind: str, head: str) -> str:
 
 
 def _parsed(text):
+    """The value of a JSON text, or None."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
