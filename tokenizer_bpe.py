@@ -86,12 +86,14 @@ class TokenizerError(UserError):
 
 
 def _alphabet():
-    """{byte: character}: the printable character that GPT-2 writes for each byte."""
-    spans = ("!~", "¡¬", "®ÿ")  # first and last of each
-    printable = [byte for first, last in spans for byte in range(ord(first), ord(last) + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {byte: chr(byte) for byte in printable}
-    return alphabet | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    """{byte: character}: the printable character that GPT-2 writes for each byte.
+
+    The byte itself where it is printable; the other bytes have the rest, in order.
+    """
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {ord(char): char for char in characters if ord(char) < 256}
+    others = [byte for byte in range(256) if byte not in own]
+    return own | dict(zip(others, characters[len(own) :], strict=True))
 
 
 ALPHABET = _alphabet()
