@@ -425,43 +425,44 @@ def _found(text, kind):
     """Each likely mistake in a text, where it first occurs, and how many bytes it takes in all."""
     tokens = [found for pattern in TOKENS for found in pattern.finditer(text)]
     if tokens:
-        yield SPECIAL, tokens[0].start(), sum(len(found[0].encode()) for found in tokens)
+        yield SPECIAL, *extent(tokens)
     data = text.encode()
     controls = len(data) - len(data.translate(None, CONTROL_BYTES))
     if controls:
         yield CONTROLS, CONTROL_CHARACTER.search(text).start(), controls
-    if "\r" in text:
-        yield WINDOWS, text.index("\r"), text.count("\r")
-    if "\ufffd" in text:
-        yield DAMAGED, text.index("\ufffd"), 3 * text.count("\ufffd")
+    for what, char in ((WINDOWS, "\r"), (DAMAGED, "\ufffd"), (MARKS, "\ufeff")):
+        if char in text:
+            yield what, text.index(char), text.count(char) * len(char.encode())
     if any(accent in text for accent in ACCENTS):
         joined = unicodedata.normalize("NFC", text)
         if joined != text:
             yield APART, first_difference(text, joined), len(data) - len(joined.encode())
-    if "\ufeff" in text:
-        yield MARKS, text.index("\ufeff"), 3 * text.count("\ufeff")
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression
         misread = list(MISREAD.finditer(text))
         if misread:
-            yield TWICE, misread[0].start(), sum(len(found[0].encode()) for found in misread)
+            yield TWICE, *extent(misread)
     page = PAGE.match(text)
     if page and (not page["post"] or text.rstrip().endswith(">")):
         yield HTML, 0, len(data)
     elif "</" not in text:
         codes = [found for pattern in CODES for found in pattern.finditer(text)]
         if codes:
-            yield HTML_CODES, codes[0].start(), sum(len(found[0]) for found in codes)
+            yield HTML_CODES, *extent(codes)
     books = list(BOOK.finditer(text)) if "PROJECT GUTENBERG" in text else []
     if books:
-        size = len(data) - sum(len(book[0].encode()) for book in books)
-        yield GUTENBERG, books[0].start(), size
-    if kind == "txt" and OBJECT.match(text):
-        yield JSON, 0, len(data)
-    if kind == "txt" and SHORT_LINES.match(text):
-        yield LIST, 0, len(data)
+        at, size = extent(books)
+        yield GUTENBERG, at, len(data) - size
+    for what, whole in ((JSON, OBJECT), (LIST, SHORT_LINES)):
+        if kind == "txt" and whole.match(text):
+            yield what, 0, len(data)
     times = list(TIME.finditer(text)) if TIME.search(text, 0, HEAD_CHARS) else []
     if len(times) >= FEWEST_TIMES:
-        yield TIMES, times[0].start(), sum(len(found[0].encode()) for found in times)
+        yield TIMES, *extent(times)
+
+
+def extent(matches: list[re.Match]) -> tuple[int, int]:
+    """Where the first of some matches begins, and how many bytes all of them take."""
+    return matches[0].start(), sum(len(found[0].encode()) for found in matches)
 
 
 # -- copies

@@ -29,6 +29,7 @@ from preparing.documents import (
     CleaningReport,
     Document,
     documents_of,
+    extent,
     hash64,
 )
 from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError, composed
@@ -106,8 +107,7 @@ def notice_added(tokenizer: Tokenizer, text: str, chunk: Chunk, report: Cleaning
     pattern = added_tokens(tokenizer)
     tokens = list(pattern.finditer(text)) if pattern else []
     if tokens:
-        size = sum(len(found[0].encode()) for found in tokens)
-        report.quote(ADDED, text, tokens[0].start(), size, int(not chunk.start.inside))
+        report.quote(ADDED, text, *extent(tokens), int(not chunk.start.inside))
 
 
 @functools.cache
