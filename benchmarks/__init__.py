@@ -8,10 +8,12 @@ import argparse
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -37,15 +39,17 @@ def argument_parser(name: str, doc: str) -> Parser:
     return Parser(prog=f"python -m benchmarks.{name}", description=doc.splitlines()[0])
 
 
-def checkout(text: str, name: str, script: str) -> Path:
-    """A typed path to a checkout of the program `name`, which has the file `script`.
+def checkout(name: str, script: str) -> Callable:
+    """A type for argparse: a path to a checkout of a program that has the file `script`."""
 
-    Raises ArgumentTypeError if there is none.
-    """
-    path = local_path(text)
-    if not (path / script).is_file():
-        raise argparse.ArgumentTypeError(f"{path} is not a checkout of {name}: it has no {script}")
-    return path
+    def checkout(text):
+        path = local_path(text)
+        if not (path / script).is_file():
+            missing = f"{path} is not a checkout of {name}: it has no {script}"
+            raise argparse.ArgumentTypeError(missing)
+        return path
+
+    return checkout
 
 
 def run_main(name: str, main: Callable) -> None:
@@ -69,6 +73,16 @@ def in_turn(contenders: dict[str, Callable], rounds: int) -> list[dict[str, floa
             print(f"round {n}, {name}: {speeds[name]:,.4g}", flush=True)
         results.append(speeds)
     return results
+
+
+def seconds(step: Callable, device: torch.device, times: int = 1) -> float:
+    """Seconds of one call of `step`, of `times` without waiting between them."""
+    hardware.synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(times):
+        step()
+    hardware.synchronize(device)
+    return (time.perf_counter() - begun) / times
 
 
 def compare(rounds: list[dict[str, float]], ours: str) -> dict[str, float]:
@@ -98,6 +112,20 @@ def train_in(folder: Path, *arguments: str) -> list[dict]:
     return run_folder.read_log(folder)
 
 
+def edited_copy(path: Path, copy: Path, script: str, edits: dict[str, str]) -> Path:
+    """Copy a checkout, which stays as it is; returns the copy.
+
+    edits: passages of one of its scripts, and what replaces each.
+    """
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
+    text = (copy / script).read_text(encoding="utf-8")
+    for old, new in edits.items():
+        assert old in text, f"this checkout's {script} lacks: {old}"
+        text = text.replace(old, new)
+    (copy / script).write_text(text, encoding="utf-8")
+    return copy
+
+
 def run_apart(function: Callable, *arguments):
     """What function(*arguments) returns, called in a process with its own memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -109,19 +137,16 @@ def run_apart(function: Callable, *arguments):
 
 def machine(device: torch.device) -> dict:
     """What numbers depend on: device, processor, PyTorch, its CUDA and the driver."""
-    cpuinfo, values = Path("/proc/cpuinfo"), {}
-    values["device"] = hardware.describe(device)
-    values["processor"] = platform.machine()
-    values["torch"] = torch.__version__
-    if cpuinfo.exists():
-        flags = cpuinfo.read_text(encoding="utf-8").split()
-        values["instructions"] = [name for name in INSTRUCTIONS if name in flags]
+    flags = files.read_text(Path("/proc/cpuinfo")).split()
+    values = {
+        "device": hardware.describe(device),
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+        "instructions": [name for name in INSTRUCTIONS if name in flags],
+    }
     if device.type == "cuda":
-        values["cuda"] = torch.version.cuda
-        driver = Path("/sys/module/nvidia/version")  # on Linux
-        values["driver"] = (
-            driver.read_text(encoding="utf-8").strip() if driver.exists() else "unknown"
-        )
+        driver = files.read_text(Path("/sys/module/nvidia/version")).strip()  # on Linux
+        values |= {"cuda": torch.version.cuda, "driver": driver or "unknown"}
     return values
 
 

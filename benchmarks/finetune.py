@@ -10,7 +10,6 @@ by step, after two steps to warm up. The memory has to hold two models and their
 """
 
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +17,7 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, compare, in_turn, report, run_main
+from benchmarks import argument_parser, compare, in_turn, report, run_main, seconds
 from benchmarks.throughput import TIMED
 from command_line import count, place
 from config import Config
@@ -68,12 +67,7 @@ def plain_step(c: Config, dtype: torch.dtype, compiles: bool) -> Callable:
 
 def speed(c: Config, step: Callable) -> float:
     """Tokens/s of one step."""
-    device = hardware.find_device(c.device)
-    hardware.synchronize(device)
-    begun = time.perf_counter()
-    step()
-    hardware.synchronize(device)
-    return c.tokens_per_step / (time.perf_counter() - begun)
+    return c.tokens_per_step / seconds(step, hardware.find_device(c.device))
 
 
 def main(argv):

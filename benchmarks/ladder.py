@@ -10,7 +10,6 @@ are not scaled. On a GPU of less than 60 GB the first rung needs a --batch_size 
 """
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 import config as settings
 import hardware
 import model
-from benchmarks import argument_parser, compare, in_turn, report, run_apart, run_main
+from benchmarks import argument_parser, compare, in_turn, report, run_apart, run_main, seconds
 from benchmarks.throughput import TIMED, our_speed
 from command_line import count
 from config import Config
@@ -87,22 +86,12 @@ def plain_loop(rung: int, c: Config) -> Callable:
     return step
 
 
-def seconds(work: Callable, device: torch.device, times: int) -> float:
-    """Seconds of one call of `work`, of `times` without waiting between them; three warm up."""
-    for _ in range(3):
-        work()
-    hardware.synchronize(device)
-    begun = time.perf_counter()
-    for _ in range(times):
-        work()
-    hardware.synchronize(device)
-    return (time.perf_counter() - begun) / times
-
-
 def speed(rung: int, words: list[str], steps: int) -> float:
-    """Tokens/s of one rung of the plain loop in this process."""
+    """Tokens/s of one rung of the plain loop in this process, after three steps to warm up."""
     c = settings.load(words)
-    return c.tokens_per_step / seconds(plain_loop(rung, c), hardware.find_device(c.device), steps)
+    device, step = hardware.find_device(c.device), plain_loop(rung, c)
+    seconds(step, device, 3)
+    return c.tokens_per_step / seconds(step, device, steps)
 
 
 def main(argv):

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 import config as settings
 import hardware
-from benchmarks import ENVIRONMENT, run_apart, run_script, train_in
+from benchmarks import ENVIRONMENT, edited_copy, run_apart, run_script, train_in
 from config import Config
 from formats import huggingface
 from formats.data_folder import read_meta, read_tokens
@@ -52,7 +52,7 @@ OPTIONS = """
 """
 # The learning rates of its base_train.py in July 2026; it scales them by batch size and width.
 ITS_RATES = {"embedding": 0.3, "unembedding": 0.008, "matrix": 0.02, "scalar": 0.5}
-SEED = "torch.manual_seed(42)"  # in its common.py
+COMMON, SEED = "nanochat/common.py", "torch.manual_seed(42)"  # a file of it, and a line there
 
 
 def read_documents(data: str | None) -> tuple[list[str], list[str]]:
@@ -109,24 +109,23 @@ class Ours:
 
     def load(self, step: int) -> tuple[Callable, Callable]:
         """The model of a saved step, ids -> logits, and its tokenizer, a document -> ids."""
-        model, tokenizer, _ = load_model(self.folder / step_name(step), self.device)
+        return self.as_trained(load_model(self.folder / step_name(step), self.device)[0])
+
+    def as_trained(self, model: Callable) -> tuple[Callable, Callable]:
+        """A model in the precision of training, and the tokenizer of our data."""
         dtype = hardware.find_dtype(self.device, self.config.dtype)
+        tokenizer = Tokenizer.load(self.config.data_dir)
 
         def logits(ids):
             with hardware.autocast(self.device, dtype):
-                return model(ids)
+                return model(ids.to(self.device))
 
         return logits, lambda text: [tokenizer.eot_id, *tokenizer.encode(text).tolist()]
 
 
 def copy_checkout(path: Path, copy: Path, train: Path, val: Path, vocab_size: int) -> None:
     """Copy a checkout, with two parquet files as its shards, and train its tokenizer."""
-    shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
-    common = copy / "nanochat" / "common.py"
-    text = common.read_text(encoding="utf-8")
-    assert SEED in text, f"this nanochat's common.py lacks: {SEED}"
-    text = text.replace(SEED, 'torch.manual_seed(int(os.environ["SEED"]))')
-    common.write_text(text, encoding="utf-8")
+    edited_copy(path, copy, COMMON, {SEED: 'torch.manual_seed(int(os.environ["SEED"]))'})
     shards = copy / "base" / "base_data_climbmix"
     shards.mkdir(parents=True)
     (shards / "shard_00000.parquet").symlink_to(train)
@@ -217,14 +216,7 @@ class Trainer:
 
         path = self.folder / f"checkpoint-{step}"
         model = LlamaForCausalLM.from_pretrained(path).to(self.ours.device).eval()
-        tokenizer = Tokenizer.load(Path(self.ours.config.data_dir) / "tokenizer.json")
-
-        def logits(ids):
-            dtype = hardware.find_dtype(self.ours.device, self.ours.config.dtype)
-            with hardware.autocast(self.ours.device, dtype):
-                return model(ids.to(self.ours.device)).logits
-
-        return logits, lambda text: [tokenizer.eot_id, *tokenizer.encode(text).tolist()]
+        return self.ours.as_trained(lambda ids: model(ids).logits)
 
 
 def train_llama(
@@ -294,14 +286,12 @@ def contenders(
         {f"Trainer, rate {n:g}": Trainer(folder, ours, n) for n in TRAINER_RATES},
         {OURS: ours},
     ]
-    runs, steps = {}, {}
-    for program in programs:
-        steps |= dict.fromkeys(program, steps_in(seconds, next(iter(program.values()))))
-        runs |= program
     curves, commands = {}, {}
-    for name, run in runs.items():
-        curves[name] = partial(curve, run, steps[name], held_out, c.block_size)
-        commands[name] = [*run.command, f"{steps[name]} steps"]
+    for program in programs:
+        steps = steps_in(seconds, next(iter(program.values())))
+        for name, run in program.items():
+            curves[name] = partial(curve, run, steps, held_out, c.block_size)
+            commands[name] = [*run.command, f"{steps} steps"]
     return curves, commands, c
 
 

@@ -3,29 +3,27 @@
 The checkout itself stays as it is.
 """
 
-import argparse
 import importlib.util
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import hardware
-from benchmarks import ENVIRONMENT, checkout
+from benchmarks import ENVIRONMENT, checkout, edited_copy
+from command_line import Parser
 from config import Config
 from formats.data_folder import read_meta
 from training.run import largest_divisor
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
+def add_option(parser: Parser) -> None:
     """Take --nanogpt PATH."""
     text = "checkout of nanoGPT to compare with"
-    is_checkout = partial(checkout, name="nanoGPT", script="train.py")
-    parser.add_argument("--nanogpt", type=is_checkout, metavar="PATH", help=text)
+    is_nanogpt = checkout("nanoGPT", "train.py")
+    parser.add_argument("--nanogpt", type=is_nanogpt, metavar="PATH", help=text)
 
 
 def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
@@ -33,19 +31,13 @@ def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) 
 
     edits: passages of its train.py, and what replaces each.
     """
-    shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
+    edited_copy(path, copy, "train.py", edits)
     data = copy / "data" / "same"
     data.mkdir(parents=True)
     for name in ("train.bin", "val.bin"):
         (data / name).symlink_to((Path(data_dir) / name).absolute())
     with open(data / "meta.pkl", "wb") as file:
         pickle.dump({"vocab_size": read_meta(data_dir).vocab_size}, file)
-    script = copy / "train.py"
-    text = script.read_text()
-    for old, new in edits.items():
-        assert old in text, f"this nanoGPT's train.py lacks: {old}"
-        text = text.replace(old, new)
-    script.write_text(text)
     return copy
 
 

@@ -69,7 +69,7 @@ def from_scratch(text: str, work: Path, minutes: float) -> dict:
 def untouched(base: str, text: str, work: Path) -> dict:
     """The row of a base as it is."""
     prepare(text, work / "base", f"--tokenizer={base}")
-    return scored(base, work / "base")
+    return run_apart(score, base, work / "base")
 
 
 def from_base(base: str, text: str, work: Path, minutes: float) -> dict:
@@ -88,16 +88,11 @@ def trained(folder: Path, data: Path, words: list[str]) -> dict:
     last = [record for record in train_in(folder, *words) if "loss" in record][-1]
     minutes = last["elapsed_s"] / 60
     row = {"settings": words, "epochs": last["epoch"], "minutes of training": minutes}
-    return row | scored(str(folder), data)
-
-
-def scored(weights: str, data: Path) -> dict:
-    """Size, bits per byte of the held-back text, and a sample, in a process with its own memory."""
-    return run_apart(score, weights, data)
+    return row | run_apart(score, str(folder), data)  # with its own memory
 
 
 def score(weights: str, data: Path) -> dict:
-    """The same in this process."""
+    """Size, bits per byte of the held-back text, and a sample."""
     device, meta = hardware.find_device("auto"), read_meta(data)
     model, *_ = load_model(Path(weights), device)
     context = min(model.config.block_size, CONTEXT)

@@ -192,8 +192,8 @@ def main(argv):
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     nanogpt.add_option(parser)
     text = "checkout of nanochat to compare config/laptop.py with, instead of a task"
-    is_checkout = partial(checkout, name="nanochat", script="nanochat/common.py")
-    parser.add_argument("--nanochat", type=is_checkout, metavar="PATH", help=text)
+    is_nanochat = checkout("nanochat", laptop.COMMON)
+    parser.add_argument("--nanochat", type=is_nanochat, metavar="PATH", help=text)
     text = "with --nanochat: files to train on, each a text; default: the standard library"
     parser.add_argument("--data", metavar="FOLDER", help=text)
     text = "with --nanochat: of each run; default %(default)s"
