@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN, QWEN35_PATTERN
 from preparing import PrepareError
 from preparing.encoder import FastEncoder, new_encoder
-from tests.conftest import ok, prose, run_script
+from tests.conftest import ok, prose, run_code, run_script
 from tests.preparing.conftest import DOCUMENTS, sha
 from tests.test_tokenizer import cut_by
 from tokenizer_bpe import EOT, Tokenizer
@@ -81,6 +81,6 @@ def test_the_folder_is_the_same_without_gigatoken_and_what_it_needs(tmp_path, mi
     assert "with gigatoken" in fast.stdout
     code = f"import sys, runpy; sys.modules['{missing}'] = None; sys.argv = sys.argv[1:];"
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    plain = ok(run_script("-c", code, *arguments, tmp_path / "plain"))
+    plain = ok(run_code(code, *arguments, tmp_path / "plain"))
     assert "with tiktoken" in plain.stdout
     assert sha(tmp_path / "fast") == sha(tmp_path / "plain")

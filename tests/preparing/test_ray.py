@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import fails_clearly, ok, run_script
+from tests.conftest import fails_clearly, ok, run_code
 from tests.preparing.conftest import end, prepare, sha, start, wait_for_progress
 from tests.preparing.hub import Hub
 from tests.preparing.torture import make_input
@@ -79,5 +79,5 @@ def test_a_bad_address_is_named_at_once(tmp_path, flags, text_file, address):
 def test_without_the_package_its_command_is_named(tmp_path, text_file):
     code = "import sys, startup; sys.modules['ray'] = None; import prepare_data as p\n"
     code += "sys.exit(startup.run('prepare_data.py', p.main, p.explain))"
-    result = run_script("-c", code, text_file, "--ray", "auto", "--out", tmp_path / "out")
+    result = run_code(code, text_file, "--ray", "auto", "--out", tmp_path / "out")
     fails_clearly(result, "python -m pip install ray")
