@@ -4,8 +4,8 @@ from config import SETTINGS, Config
 
 HEAD = """# Settings
 
-These are the settings of `train.py`. A [preset](training.md#presets) has them as `NAME = VALUE`, and
-the command line, which overrides it, as `--NAME=VALUE` or `--NAME VALUE`."""
+These are the settings of `train.py`. A [preset](training.md#presets) has them as `NAME = VALUE`,
+and the command line, which overrides it, as `--NAME=VALUE` or `--NAME VALUE`."""
 
 
 def page():
