@@ -169,8 +169,7 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
 
     Sequences may be shorter than their context, which keeps the first learned positions, and all
     rotary ones; a preset's longer block_size is reduced to theirs. The vocabulary stays theirs,
-    since new rows would take probability from it. Weights without a tokenizer need a vocabulary of
-    the data's size, or one with a little padding.
+    since new rows would take probability from it.
     """
     try:
         found = pretrained.load(config.init_from)
@@ -189,23 +188,7 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
             " (block_size may be shorter), or start from scratch:\n" + "\n".join(differ)
         )
     config = replace(config, **trained)
-    padding = found.config.vocab_size - tokenizer.vocab_size
-    fits = 0 <= padding < 64
-    if found.tokenizer:
-        fits = found.tokenizer.same_as(tokenizer)
-    if not fits:
-        how = f"{tokenizer.vocab_size:,} ids against {found.config.vocab_size:,}"
-        if padding == 0:
-            how = "other tokens for the same ids"
-        advice = "prepare the text with theirs"
-        if not found.tokenizer:
-            advice = f"put their tokenizer.json into {found.path}, and prepare the text with it"
-        raise CheckpointError(
-            f"{config.data_dir} has another tokenizer than the weights of {found.path} ({how});"
-            f" {advice}:\n"
-            f"  python {our_file('prepare_data.py')} TEXT --tokenizer"
-            f" {quote(found.path.as_posix())} --out data/NAME"
-        )
+    check_tokenizer(config.data_dir, tokenizer, found)
     shape = replace(found.config, block_size=config.block_size, dropout=config.dropout)
 
     def load(model: GPT, optimizer, scaler) -> None:
@@ -213,6 +196,30 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
 
     context = found.config.block_size if found.config.modern else None
     return Start(config, shape, load=load, context=context)
+
+
+def check_tokenizer(data_dir: str, tokenizer: Tokenizer, found: pretrained.Pretrained) -> None:
+    """Raises CheckpointError if the data has another tokenizer than the weights.
+
+    Weights without a tokenizer need a vocabulary of the data's size, or one with a little padding.
+    """
+    padding = found.config.vocab_size - tokenizer.vocab_size
+    fits = 0 <= padding < 64
+    if found.tokenizer:
+        fits = found.tokenizer.same_as(tokenizer)
+    if fits:
+        return
+    how = f"{tokenizer.vocab_size:,} ids against {found.config.vocab_size:,}"
+    if padding == 0:
+        how = "other tokens for the same ids"
+    advice = "prepare the text with theirs"
+    if not found.tokenizer:
+        advice = f"put their tokenizer.json into {found.path}, and prepare the text with it"
+    raise CheckpointError(
+        f"{data_dir} has another tokenizer than the weights of {found.path} ({how}); {advice}:\n"
+        f"  python {our_file('prepare_data.py')} TEXT --tokenizer {quote(found.path.as_posix())}"
+        " --out data/NAME"
+    )
 
 
 def fetch_from_mirror(config: Config, run: Path) -> list[str]:
