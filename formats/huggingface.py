@@ -99,10 +99,8 @@ def read_config(folder: Path) -> GPTConfig:
         )
     values = {name: value for name, value in values.items() if value is not None}
     # The name and the place that transformers 5 reads first, and those of older programs.
-    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    rope = values.pop("rope_scaling", None) or values.get("rope_parameters") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type == "default":
-        values.pop("rope_scaling", None)
     tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
     odd = []
     for name, allowed in FIXED[arch].items():
