@@ -40,9 +40,9 @@ STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
 def mixed(tmp_path_factory):
     """Inputs of three kinds, settings for them, and the folder that comes of both."""
     folder, dice = tmp_path_factory.mktemp("mixed"), random.Random(1)
-    texts = [dice.choice(DOCUMENTS) * 3 + str(n) for n in range(6000)]
+    texts = [dice.choice(DOCUMENTS) * 3 + str(n) for n in range(4000)]
     write(folder / "a.jsonl.gz", "jsonl.gz", [*texts, texts[0]])
-    long = prose() * 20
+    long = prose() * 14
     (folder / "b.txt").write_text(f"{long}\n{EOT}\n{long}", "utf-8", newline="\n")
     write_conversations(folder / "c.jsonl", conversations(1500))
     small = folder / "small"
