@@ -6,7 +6,6 @@ environment (HF_TOKEN, AWS_*).
 
 import contextlib
 import importlib.util
-import itertools
 import re
 import shutil
 import sys
@@ -170,13 +169,11 @@ def retry(address: str, pauses: Iterable[float], action: Callable, *arguments, *
 
     address: for messages. pauses: seconds before each retry. Raises the last failure.
     """
-    pauses = iter(pauses)
-    for tries in itertools.count(1):
+    for tries, pause in enumerate([*pauses, None], start=1):
         try:
             return action(*arguments, **options)
         except Exception as error:  # each package has its own types
-            pause = next(pauses, None) if may_pass(error) else None
-            if pause is None:
+            if pause is None or not may_pass(error):
                 raise
             if tries > QUIET_TRIES:
                 problem = without_credentials(f"{address}: {error_message(error)}")
