@@ -92,6 +92,13 @@ def test_links_resolve(page):
     assert not broken
 
 
+def test_pages_and_headings_in_the_code_exist():
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py"), ROOT / "colab.ipynb"]:
+        for page, anchor in re.findall(r"\b(docs/[\w-]+\.md)(?:#([\w-]+))?", text_of(path)):
+            assert (ROOT / page).exists(), path
+            assert not anchor or anchor in anchors(page), (path, anchor)
+
+
 def test_commands_parse(page):
     for script, arguments in commands(page):
         file = script if script.endswith(".py") else script.replace(".", "/") + ".py"
