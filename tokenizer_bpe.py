@@ -358,7 +358,7 @@ class Tokenizer:
 
         Collect them if tokens come one by one: a token may end inside a character.
         """
-        return b"".join(map(self.texts.__getitem__, ids))
+        return b"".join(self.texts[int(i)] for i in ids)  # also of a tensor
 
 
 def _ranks_of(tokens, source):

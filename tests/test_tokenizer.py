@@ -11,6 +11,7 @@ import re
 
 import pytest
 import regex
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
@@ -286,6 +287,12 @@ def test_a_lone_surrogate_is_a_sentence():
     for tokenizer in (BPE, CHARS):
         with pytest.raises(TokenizerError, match="surrogate"):
             tokenizer.encode("a\ud800")
+
+
+def test_the_ids_that_a_model_gives_are_decoded():
+    for tokenizer in (BPE, CHARS):
+        ids = torch.tensor(tokenizer.encode("ab").tolist())
+        assert tokenizer.decode(ids) == "ab"
 
 
 def test_end_of_text_in_a_text_is_text():
