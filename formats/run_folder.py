@@ -219,8 +219,8 @@ def what_is_there(path: Path) -> str:
         command = f"python {our_file('train.py')} {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
     # Such as the folders of Hugging Face's cache.
-    nested = filter(is_hf, [*path.glob("*"), *path.glob("snapshots/*")])
-    if inner := [folder.as_posix() for folder in nested]:
+    nested = [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]
+    if inner := [file.parent.as_posix() for file in nested if is_hf(file.parent)]:
         return f"it holds folders in Hugging Face's format; give one of them: {few(inner)}"
     if held := runs_with_steps(path):
         return f"it holds runs; give one of them: {few([run.as_posix() for run in held])}"

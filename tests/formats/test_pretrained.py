@@ -1,6 +1,7 @@
 """formats/pretrained.py: runs that start from weights, and text prepared for them."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -229,6 +230,14 @@ def test_weights_that_are_not_read_are_a_sentence(
     with pytest.raises(CheckpointError, match=words):
         pretrained.load(folder if where == "disk" else folder.as_uri())
     assert not list(tmp_path.glob("checkpoints/**/*.safetensors"))  # nothing was fetched
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs permissions")
+def test_models_are_found_next_to_a_folder_that_nobody_may_read(hf_model, tmp_path):
+    saved(hf_model, tmp_path / "hf")
+    (tmp_path / "private").mkdir(mode=0)  # such as those of services in /tmp; root reads it
+    with pytest.raises(CheckpointError, match=f"give one of them: {tmp_path.as_posix()}/hf$"):
+        pretrained.load(tmp_path)
 
 
 def test_weights_without_the_file_that_describes_them_are_a_sentence(hf_model, tmp_path):
