@@ -377,6 +377,9 @@ def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
     run.saver.begin()
     run.saver.wait()
     gc.collect()  # or what earlier tests have left makes room during the save
+    reserved = None
+    while reserved != (reserved := address_space()):  # until the threads of their savers have ended
+        time.sleep(0.5)
     blocks, grown = [], 0
     while grown < 50_000_000:  # until what earlier tests have freed is used up
         before = address_space()

@@ -3,6 +3,7 @@
 import os
 import signal
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,6 +58,7 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(compiler)}
     process = start(char_data, tmp_path / "run", "--compile=True", env=os.environ | variables)
     wait_until(process, at_work.exists)
+    time.sleep(1)  # a signal just before Python begins to wait for a lock is handled after the wait
     process.terminate()
     assert process.wait(timeout=300) == 143
     end.touch()  # all compilers end, those too that begin only now
