@@ -15,6 +15,7 @@ import torch
 
 from command_line import our_file
 from formats import files, run_folder
+from formats.form import FORMS, form, same
 from formats.run_folder import CheckpointError
 from formats.shapes import expected_shapes
 from model import GPTConfig
@@ -171,7 +172,13 @@ def to_hf(
     """Convert our tensors to their names and layouts, float32.
 
     Drops the rows of padding ids, from vocab_size on. A GPT-2 without biases gets zeros for them.
+    Raises CheckpointError if model.py has been changed and computes something else than they do.
     """
+    if not same(form(config), FORMS[config.arch]):
+        raise CheckpointError(
+            f"model.py computes something else than {CLASSES[config.arch]}, as other programs would"
+            " from these weights; such a model has no export, and runs here alone"
+        )
     if config.arch == "gpt2":
         with_biases = expected_shapes(dataclasses.replace(config, bias=True))
         missing = with_biases.keys() - tensors.keys()

@@ -1,0 +1,47 @@
+"""What model.py computes, as a number: whoever changes it may leave all names and shapes alone."""
+
+import contextlib
+import dataclasses
+
+import torch
+
+from model import GPT, GPTConfig
+
+# Long, since attention may be limited to a window; deep, since layers may differ.
+SMALL = {"vocab_size": 64, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 64}
+SMALL |= {"n_inner": 96, "head_dim": 16, "rope_theta": 10_000.0, "norm_eps": 1e-5}
+SMALL |= {"bias": True, "dropout": 0.0, "tie_weights": False}
+IDS = [n * n % 64 for n in range(512)]
+# The form of the architectures as transformers and llama.cpp compute them.
+FORMS = {"gpt2": 44.1424, "qwen3": 24.6960, "llama": 23.3171}
+
+
+def form(config: GPTConfig) -> float:
+    """The norm of a small model's last logits, which tells apart what two model.py compute.
+
+    Weights and text follow from formulas. config: gives the architecture, and values of the fields
+    that someone has added to GPTConfig. 0.0 if a changed model does not run at this size.
+    """
+    with contextlib.suppress(Exception):  # a run must not end because of this
+        return last_norm(small_model(config)(torch.tensor([IDS])))
+    return 0.0
+
+
+def small_model(config: GPTConfig) -> GPT:
+    """The small model, on the CPU in float32. Leaves the state of random numbers as it is."""
+    heads = 2 if config.modern else SMALL["n_head"]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = GPT(dataclasses.replace(config, **SMALL, n_kv_head=heads)).eval()
+        for p in model.parameters():
+            p.copy_((torch.arange(p.numel()) ** 2 % 1009 / 504 - 1).view_as(p))
+    return model
+
+
+def last_norm(logits: torch.Tensor) -> float:
+    """The norm of the last token's logits. logits: [1, T, V]."""
+    return logits[0, -1].norm().item()
+
+
+def same(a: float, b: float) -> bool:
+    """Whether two forms are equal but for rounding, which changes them by 0.00002."""
+    return abs(a - b) < 1e-3

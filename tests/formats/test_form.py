@@ -1,0 +1,54 @@
+"""formats/form.py: changes of model.py that keep all names and shapes, as people make them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import model
+from formats.form import FORMS, form, same
+from formats.huggingface import to_hf
+from formats.run_folder import CheckpointError
+from model import GPT, GPTConfig
+
+
+def windowed(q, k, v, dropout):
+    """Attention to the last 500 tokens."""
+    distance = torch.arange(q.size(2))[:, None] - torch.arange(q.size(2))
+    mask = (distance >= 0) & (distance < 500)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def capped(self, x, targets):
+    """Logits below 30."""
+    return 30 * torch.tanh(self.lm_head(self.ln_f(x)) / 30)
+
+
+CHANGES = {
+    "squared ReLU": ("gpt2", "gelu", lambda x: F.relu(x).square()),
+    "a window": ("llama", "causal_attention", windowed),
+    "no positions": ("qwen3", "rotate", lambda x, rotary: x),
+    "capped logits": ("qwen3", "GPT.head", capped),
+}
+
+
+@pytest.mark.parametrize("arch", FORMS)
+def test_the_form_is_that_of_the_architecture_whatever_the_size(arch):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    for config in (GPTConfig(97, arch=arch), GPTConfig(500, 64, 1, 1, 32, arch=arch, dropout=0.5)):
+        assert same(form(config), FORMS[arch])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("arch", "name", "other"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_model_is_not_exported(monkeypatch, arch, name, other):
+    owner, _, name = f"model.{name}".rpartition(".")
+    monkeypatch.setattr(f"{owner}.{name}", other)
+    config = GPTConfig(97, 32, 1, 2, 16, arch=arch)
+    with pytest.raises(CheckpointError, match="computes something else than"):
+        to_hf(config, GPT(config).state_dict(), 97)
+
+
+def test_a_changed_model_that_does_not_run_at_this_size_has_the_form_0(monkeypatch):
+    monkeypatch.setattr(model.Attention, "forward", lambda *inputs: 1 / 0)
+    assert form(GPTConfig(97)) == 0.0
