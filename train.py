@@ -40,7 +40,7 @@ from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
 from training.schedule import LIMITS
 from training.setup import build
-from training.step import evaluate, forward_backward, seed_dropout, unsaved_if_it_fails
+from training.step import evaluate, forward_backward, seed_random, unsaved_if_it_fails
 
 
 @signals_restored()
@@ -163,8 +163,7 @@ def training_step(run: Run) -> None:
     predictions = None  # every target counts
     if c.loss_on == "assistant":
         predictions = distributed.all_reduce_mean((y != IGNORE).sum().float())
-    if c.dropout:
-        seed_dropout(c.seed, counters.step)
+    seed_random(c.seed, counters.step)
     loss = forward_backward(run.ddp, x, y, run.micro_batch, run.cast, run.scaler, predictions)
     loss = distributed.all_reduce_mean(loss)
 

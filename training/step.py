@@ -15,8 +15,11 @@ from model import IGNORE
 from training import RunError, distributed
 
 
-def seed_dropout(seed: int, step: int) -> None:
-    """Make dropout depend on (seed, step), as data does, so that resuming needs no random state."""
+def seed_random(seed: int, step: int) -> None:
+    """Make dropout, and whatever else a model draws, depend on (seed, step), as data does.
+
+    Resuming then needs no random state.
+    """
     # Odd multipliers, since a CPU's generator uses only the lower 32 bits.
     number = seed * 0x9E3779B97F4A7C15 + step + distributed.rank * 0xBF58476D1CE4E5B9
     torch.manual_seed(number % 2**63)

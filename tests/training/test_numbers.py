@@ -33,7 +33,7 @@ from training.plan import (
     operations_table,
 )
 from training.recorder import Recorder, answer_prompts
-from training.step import seed_dropout
+from training.step import seed_random
 
 T, BATCH = 32, 8  # of small_run
 TOKENS = T * BATCH
@@ -268,11 +268,22 @@ def test_samples_are_drawn_without_dropout(run):
     assert answers[0] == answers[1]
 
 
+def test_what_a_model_draws_follows_from_the_step_without_dropout_too(run):
+    drawn = []
+    run.model.ln_f.register_forward_hook(lambda *_: drawn.append(torch.rand(()).item()))
+    for step in (3, 4, 3):
+        run.counters.step = step
+        training_step(run)
+    third = len(drawn) // 3
+    first, other, again = drawn[:third], drawn[third : 2 * third], drawn[2 * third :]
+    assert first == again != other
+
+
 def test_dropout_is_another_in_each_step_process_and_run(run, monkeypatch):
     drawn = []
     for seed, rank, step in ((7, 0, 0), (7, 1, 0), (7, 0, 1), (8, 0, 0), (7, 0, 0)):
         monkeypatch.setattr(distributed, "rank", rank)
-        seed_dropout(seed, step)
+        seed_random(seed, step)
         drawn.append(torch.rand(3).tolist())
     assert drawn[4] == drawn[0]
     assert len({str(numbers) for numbers in drawn}) == 4
