@@ -245,11 +245,9 @@ class GPT(nn.Module):
             return 0.0 if zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
         if not zero_init:
             return 0.02
-        if name.startswith("h."):
-            return p.size(-1) ** -0.5
-        if self.config.tie_weights:
-            return 0.02
-        return 0.0 if name == "lm_head.weight" else 1.0
+        if name in ("wte.weight", "wpe.weight"):
+            return 0.02 if self.config.tie_weights else 1.0
+        return 0.0 if name == "lm_head.weight" else p.size(-1) ** -0.5
 
     def forward(self, idx, targets=None, cache=None, last=None):
         """Logits of the next token, or the loss against `targets`.

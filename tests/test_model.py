@@ -91,6 +91,14 @@ def test_initialization_leaves_what_other_modules_set():
     assert torch.equal(model.ln_f.weight, torch.ones(16))
 
 
+def test_zero_init_keeps_the_variance_through_another_matrix_wherever_it_is():
+    model = GPT(GPTConfig(**TINY | QWEN3))
+    model.added, model.h[0].added = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    model.init_weights(zero_init=True)
+    for added in (model.added, model.h[0].added):
+        assert added.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
+
+
 @pytest.mark.parametrize("shape", [{}, QWEN3], ids=["gpt2", "qwen3"])
 def test_with_bfloat16_between_the_layers_the_loss_is_the_same(shape, monkeypatch):
     """As a GPU computes it: a CPU keeps float32 there."""
