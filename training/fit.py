@@ -73,17 +73,21 @@ def fit(run: Run) -> str | None:
 def try_step(run: Run) -> Exception | None:
     """Try a forward and backward pass of up to two micro-batches; returns the error, if any.
 
-    Changes no weights. With dropout, evaluation is a different graph: tries that too.
+    Changes neither weights nor saved buffers. With dropout, evaluation is a different graph: tries
+    that too.
     """
+    model = run.model
+    buffers = [name for name, _ in model.named_buffers() if name in model.state_dict()]
+    before = {name: model.get_buffer(name).clone() for name in buffers}
     try:
         reserve_state(run.optimizer)
         if distributed.world_size > 1:  # DistributedDataParallel keeps gradients allocated
-            for p in run.model.parameters():
+            for p in model.parameters():
                 p.grad = torch.zeros_like(p)
         rows, size = min(run.local_batch, 2 * run.micro_batch), run.micro_batch
         x, y = run.data.train.batch(0, rows, run.config.seed)
         forward_backward(run.compiled, x, y, size, run.cast, run.scaler)
-        if run.model.config.dropout:
+        if model.config.dropout:
             evaluate(run.compiled, [(x[:size], y[:size])], run.cast)
         hardware.synchronize(run.device.torch)
         return None
@@ -91,8 +95,10 @@ def try_step(run: Run) -> Exception | None:
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors alive
         return error
     finally:
-        run.model.train()
-        run.model.zero_grad(set_to_none=True)
+        for name, value in before.items():
+            model.get_buffer(name).copy_(value)
+        model.train()
+        model.zero_grad(set_to_none=True)
         hardware.release_memory(run.device.torch)
 
 

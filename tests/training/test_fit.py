@@ -54,6 +54,16 @@ def test_a_loss_in_chunks_is_the_same(arch):
     assert model.state_dict().keys() == names
 
 
+def test_a_trial_leaves_buffers_as_they_are(little_data, tmp_path):
+    run = small_run(little_data, tmp_path)
+    run.model.register_buffer("forwards", torch.zeros(()))
+    run.model.register_forward_pre_hook(lambda model, inputs: model.forwards.add_(1) and None)
+    run.model(torch.tensor([[0]]))
+    assert run.model.forwards == 1
+    assert fit.try_step(run) is None
+    assert run.model.forwards == 1
+
+
 @pytest.mark.parametrize("arch", ARCHS, ids=["gpt2", "qwen3"])
 def test_checkpointed_activations_give_the_same_gradients(arch):
     model, x, y = model_and_batch(**arch)
