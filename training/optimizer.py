@@ -10,6 +10,9 @@ import hardware
 from model import num_fused
 from training import distributed
 
+# What make_optimizer gives to an optimizer's groups.
+GIVEN = ("params", "lr", "initial_lr", "weight_decay", "betas", "momentum", "eps", "fused")
+
 
 def make_optimizer(
     model: torch.nn.Module, config, device: torch.device, decay: float
@@ -69,6 +72,17 @@ def reserve_state(optimizer: torch.optim.Optimizer) -> None:
                 step = torch.zeros((), device=p.device if group["fused"] else None)
                 averages = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
                 optimizer.state[p] = {"step": step} | averages
+
+
+def load_state(optimizer: torch.optim.Optimizer, saved: dict) -> None:
+    """Load the state of an optimizer that is neither AdamW nor Muon.
+
+    Its groups may hold state too, such as a number of steps; what GIVEN names is that of now.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    for group, was in zip(groups, saved["param_groups"], strict=True):
+        group |= {name: value for name, value in was.items() if name not in GIVEN}
+    optimizer.load_state_dict(saved | {"param_groups": groups})
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, multiplier: float) -> None:
@@ -152,7 +166,9 @@ class Muon(torch.optim.AdamW):
         momentum = self.reserve_momentum(group)
         beta, lr = group["momentum"], group["lr"]
         R, C = momentum.shape[1:]
-        gradient = torch.cat([p.grad.view(-1, R, C) for p in group["params"]])
+        # A matrix that no token reached, such as an expert's, has no gradient.
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
+        gradient = torch.cat([grad.view(-1, R, C) for grad in gradients])
         good = torch.ones((), device=momentum.device)
         if self.grad_scale is not None:
             gradient /= self.grad_scale

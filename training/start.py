@@ -23,7 +23,7 @@ from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
-from training.optimizer import reserve_state
+from training.optimizer import load_state, reserve_state
 from training.run import Progress
 from training.saver import copy_to_ram
 
@@ -148,8 +148,7 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
     reserve_state(optimizer)
     try:
         if not optimizer.state:  # it is neither AdamW nor Muon
-            settings = {"param_groups": optimizer.state_dict()["param_groups"]}
-            optimizer.load_state_dict(copy_to_ram(saved["optimizer"]) | settings)
+            load_state(optimizer, copy_to_ram(saved["optimizer"]))
         else:
             for number, name in enumerate(saved["names"]):
                 values = saved["optimizer"]["state"][number]
@@ -157,7 +156,7 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
                     own.copy_(values[kind])
         if saved["scaler"] and scaler.is_enabled():
             scaler.load_state_dict(saved["scaler"])
-    except (LookupError, RuntimeError) as error:
+    except (LookupError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{path} does not fit the model ({type(error).__name__}: {error}); remove {folder} to"
             " continue from an older one"

@@ -90,6 +90,17 @@ def test_gradients_are_divided_by_the_scale():
     torch.testing.assert_close(ours[0], plain[0])
 
 
+def test_a_matrix_without_a_gradient_takes_one_of_zeros():
+    one, other = (parameters((32, 32), (32, 32)) for _ in range(2))
+    for pair in (one, other):
+        optimizer = optimizer_of(pair)
+        set_gradients(pair, 0)
+        optimizer.step()
+        pair[1].grad = None if pair is one else torch.zeros(32, 32)
+        optimizer.step()
+    assert torch.equal(one[1], other[1])
+
+
 def test_a_gradient_with_nan_changes_neither_weights_nor_momentum():
     (p,) = parameters((32, 32))
     optimizer = optimizer_of([p])

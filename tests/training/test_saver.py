@@ -106,6 +106,24 @@ def test_the_state_of_any_optimizer_is_saved_and_loaded(char_data, tmp_path):
         assert torch.equal(one, other)
 
 
+def test_state_in_the_groups_of_an_optimizer_is_loaded_and_the_rates_are_those_of_now(
+    char_data, tmp_path
+):
+    def run_with(rate):
+        run = small_run(char_data, tmp_path)
+        groups = [{"params": run.model.parameters(), "initial_lr": rate, "steps": 0}]
+        run.optimizer = torch.optim.Rprop(groups)
+        return run
+
+    run, again = run_with(1e-3), run_with(2e-3)
+    run.optimizer.param_groups[0]["steps"] = 7
+    training_step(run)
+    save(run, 1)
+    load_checkpoint(tmp_path / "step_00000001", again.model, again.optimizer, again.scaler)
+    (group,) = again.optimizer.param_groups
+    assert (group["steps"], group["initial_lr"]) == (7, 2e-3)
+
+
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Storage that takes a while for each file that it flushes and each folder that it deletes."""
