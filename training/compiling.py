@@ -5,6 +5,7 @@ model.py knows nothing about it.
 
 import contextlib
 import copy
+import importlib.util
 import math
 import os
 import re
@@ -56,6 +57,8 @@ def compiler_obstacle(device: str) -> str:
     folders.append(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
     if device == "cuda" and sys.platform == "linux":  # Triton accepts blanks in paths
         names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
+    elif device == "cuda" and not importlib.util.find_spec("triton"):
+        return "Triton is missing; pip install triton-windows, in the version for this PyTorch"
     elif device != "cpu":
         return ""
     if not any(map(shutil.which, names)):

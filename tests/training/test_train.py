@@ -1,6 +1,7 @@
 """train.py: whole runs as a user starts them, and what goes wrong with them."""
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -366,6 +367,13 @@ def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(monkeyp
     mounted = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
     monkeypatch.setattr(os, "statvfs", {tmp_path: mounted}.get)
     assert f"the disk of {tmp_path}/new, as it is mounted noexec" in compiler_obstacle("cpu")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_triton_which_pytorch_lacks_on_windows_is_asked_for_before_it_is_tried(monkeypatch, there):
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there or None)
+    assert there != ("pip install triton-windows" in compiler_obstacle("cuda"))
 
 
 def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_path, monkeypatch):
