@@ -294,7 +294,7 @@ def test_cudnns_attention_trains_as_the_others_do(char_data, tmp_path, arch):
             run = small_run(char_data, tmp_path / str(cudnn), f"--device={DEVICE}", *more)
             for _ in range(20):
                 training_step(run)
-            mean_losses[run.attention_backend()], _, _ = run.loss_sums.pop()
+            mean_losses[run.attention_backend()] = run.loss_sums.pop()["loss"]
         finally:
             torch.backends.cuda.enable_cudnn_sdp(True)
     if "cudnn" not in mean_losses:
