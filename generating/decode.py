@@ -45,13 +45,13 @@ def generate(
     seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
     for row, prompt in zip(seen, prompts, strict=True):
         row[prompt] = True
+    seen[:, list(end_ids)] = False
     decoder = decoder or make_decoder(model, rows=len(sequences))
     cached = False  # True: the cache holds all tokens of each sequence but the last
     for _ in range(max_new_tokens):
         logits = decoder.step(sequences) if cached else decoder.prefill(sequences)
         finite = logits.isfinite().all(dim=-1)
         if repetition_penalty != 1:
-            seen[:, list(end_ids)] = False
             logits = apply_repetition_penalty(logits, seen, repetition_penalty)
         drawn = sample(logits, **settings)
         seen.scatter_(1, drawn[:, None], True)
