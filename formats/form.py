@@ -16,30 +16,32 @@ IDS = [n * n % 64 for n in range(512)]
 FORMS = {"gpt2": 44.1424, "qwen3": 24.6960, "llama": 23.3171}
 
 
-def form(config: GPTConfig) -> float:
+def whole(model, ids):
+    """Logits of what follows, [1, V], from one forward of all ids."""
+    return model(torch.tensor([ids]))[:, -1]
+
+
+def form(config: GPTConfig, last_logits=whole) -> float:
     """The norm of a small model's last logits, which tells apart what two model.py compute.
 
     Weights and text follow from formulas. config: gives the architecture, and values of the fields
-    that someone has added to GPTConfig. 0.0 if a changed model does not run at this size.
+    that someone has added to GPTConfig. last_logits: another way to get them. 0.0 if a changed
+    model does not run at this size, or not in this way.
     """
-    with contextlib.suppress(Exception):  # a run must not end because of this
-        return last_norm(small_model(config)(torch.tensor([IDS])))
+    # A run must not end because of this.
+    with contextlib.suppress(Exception), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return last_logits(small_model(config), IDS).norm().item()
     return 0.0
 
 
 def small_model(config: GPTConfig) -> GPT:
     """The small model, on the CPU in float32. Leaves the state of random numbers as it is."""
     heads = 2 if config.modern else SMALL["n_head"]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]):
         model = GPT(dataclasses.replace(config, **SMALL, n_kv_head=heads)).eval()
-        for p in model.parameters():
-            p.copy_((torch.arange(p.numel()) ** 2 % 1009 / 504 - 1).view_as(p))
+    for p in model.parameters():
+        p.copy_((torch.arange(p.numel()) ** 2 % 1009 / 504 - 1).view_as(p))
     return model
-
-
-def last_norm(logits: torch.Tensor) -> float:
-    """The norm of the last token's logits. logits: [1, T, V]."""
-    return logits[0, -1].norm().item()
 
 
 def same(a: float, b: float) -> bool:

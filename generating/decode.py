@@ -8,13 +8,17 @@ vocabulary, T new tokens, D dimensions of a head.
 """
 
 import contextlib
+import functools
+import json
 import warnings
+from dataclasses import asdict
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
+from formats.form import form, same
 from hardware import out_of_memory
 from model import GPTConfig
 
@@ -156,10 +160,7 @@ class Decoder:
         causal mask hides the padding.
         """
         self.make_room(sequences)
-        slots = self.cache.slots
-        prompts = [torch.tensor(sequence) for sequence in sequences]
-        ids = pad_sequence(prompts, batch_first=True).to(slots.device)
-        last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=slots.device)
+        ids, last = padded(sequences, self.cache.slots.device)
         self.cache.set_range(0, ids.size(1))
         return self.model(ids, cache=self.cache, last=last)
 
@@ -242,11 +243,52 @@ class CudaGraphDecoder(Decoder):
         torch.cuda.current_stream().wait_stream(stream)
 
 
+class Uncached:
+    """Runs a model on all tokens of the sequences for each new one, as training does."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def prefill(self, sequences):
+        """As Decoder.prefill."""
+        ids, last = padded(sequences, self.model.wte.weight.device)
+        return self.model(ids, last=last)
+
+    step = prefill
+
+
+@functools.cache
+def fits_cache(shape: str) -> bool:
+    """False if model.py has been changed and computes something else with a KVCache than without.
+
+    shape: the fields of a GPTConfig, in JSON.
+    """
+    config = GPTConfig(**json.loads(shape))
+
+    def with_cache(model, ids):
+        decoder = Decoder(model, rows=1)
+        decoder.prefill([ids[:-1]])
+        return decoder.step([ids])
+
+    return same(form(config, with_cache), form(config))
+
+
 @torch.inference_mode()
-def make_decoder(model, rows: int) -> Decoder:
-    """The fastest decoder for the model's device."""
+def make_decoder(model, rows: int) -> Decoder | Uncached:
+    """The fastest decoder for the model's device that computes what the model does."""
+    if not fits_cache(json.dumps(asdict(model.config))):
+        what = "model.py computes something else with KVCache.attend than without it"
+        warnings.warn(f"{what}: generation is slower, as it leaves the cache out", stacklevel=2)
+        return Uncached(model)
     on_cuda = model.wte.weight.device.type == "cuda"
     return CudaGraphDecoder(model, rows) if on_cuda else Decoder(model, rows)
+
+
+def padded(sequences, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequences, padded on the right, int64 [B, T], and the place of each one's last token."""
+    ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
+    last = torch.tensor([len(sequence) - 1 for sequence in sequences])
+    return ids.to(device), last.to(device)
 
 
 def last_tokens(sequences) -> torch.Tensor:

@@ -167,6 +167,27 @@ def test_the_smallest_contexts_go_on_too(make_decoder, context):
     assert len(list(generate(model, [[1, 2, 3], [4]], 7, decoder=make_decoder(model, 2)))) == 7
 
 
+def test_a_changed_model_that_the_cache_does_not_fit_goes_without_it(monkeypatch):
+    def windowed(q, k, v, dropout):  # to the last 20 tokens; KVCache.attend does not know
+        distance = torch.arange(q.size(2))[:, None] - torch.arange(q.size(2))
+        mask = (distance >= 0) & (distance < 20)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    monkeypatch.setattr("model.causal_attention", windowed)
+    decode.fits_cache.cache_clear()
+    model = varied()
+    with pytest.warns(UserWarning, match="leaves the cache out"):
+        written = list(generate(model, PROMPTS, 40, temperature=0))
+    decode.fits_cache.cache_clear()
+    assert written == without_cache(model, PROMPTS, 40, temperature=0)
+
+
+def test_the_cache_fits_in_bfloat16_too():
+    decode.fits_cache.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(decode.make_decoder(randomized(), 1), Decoder)
+
+
 def test_a_decoder_that_is_used_again_changes_no_text(make_decoder):
     model = varied()
     decoder = make_decoder(model, 4)
