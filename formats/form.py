@@ -39,8 +39,8 @@ def small_model(config: GPTConfig) -> GPT:
     heads = 2 if config.modern else SMALL["n_head"]
     with torch.random.fork_rng(devices=[]):
         model = GPT(dataclasses.replace(config, **SMALL, n_kv_head=heads)).eval()
-    for p in model.parameters():
-        p.copy_((torch.arange(p.numel()) ** 2 % 1009 / 504 - 1).view_as(p))
+    for value in model.state_dict().values():
+        value.copy_((torch.arange(value.numel()) ** 2 % 1009 / 504 - 1).view_as(value))
     return model
 
 

@@ -17,6 +17,7 @@ from command_line import without_credentials
 from formats import files, huggingface, mirror, run_folder
 from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
 from formats.conversation import DEFAULT_SYSTEM, PLAIN, START, form_of
+from formats.form import form, same
 from formats.run_folder import CheckpointError
 from formats.shapes import without_weights
 from model import GPT, GPTConfig
@@ -79,12 +80,18 @@ class Pretrained:
 def read_shape(folder: Path, state: dict) -> GPTConfig:
     """The shape of the model in a step folder, with defaults for what its state lacks.
 
-    Raises CheckpointError if model.py does not support it.
+    Warns if model.py has changed since. Raises CheckpointError if it does not support the shape.
     """
     try:
-        return GPTConfig(**state["model"])
+        config = GPTConfig(**state["model"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
+    if "form" in state and not same(state["form"], form(config)):
+        print(
+            f"{folder}: model.py computes something else than when it trained these weights",
+            file=sys.stderr,
+        )
+    return config
 
 
 def load_tensors(path: Path) -> dict:

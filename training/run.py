@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 
 import hardware
 from config import Config
+from formats.form import form
 from hardware import Device
 from model import GPT
 from training import RunError, distributed
@@ -211,6 +212,7 @@ class Run:
             "seed": self.config.seed,
             "progress": asdict(progress),
             "model": asdict(self.model.config),
+            "form": form(self.model.config),
             "context": self.context,
             "data": self.data.meta.identity(),
             "settings": self.config.recorded(),

@@ -50,6 +50,15 @@ def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
         pretrained.read_shape(Path("run"), {"model": shape | {"position": "rotary"}})
 
 
+def test_a_change_of_model_py_since_the_training_is_a_warning(bpe_run, monkeypatch, capsys):
+    step = run_folder.find(bpe_run)
+    pretrained.load(step)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("model.gelu", torch.relu)
+    pretrained.load(step)
+    assert f"{step}: model.py computes something else" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_weights_of_another_model_py_are_a_sentence(assign):
     shape = {"vocab_size": 97, "block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 32}
