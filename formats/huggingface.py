@@ -57,6 +57,7 @@ FIXED = {
     "llama": MODERN_FIXED | {"mlp_bias": [False], "pretraining_tp": [1]},
 }
 CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+GPT2 = re.compile(r"(w[tp]e|lm_head|(h\.\d+\.)?(ln_[12f]|attn\.c_\w+|mlp\.c_\w+))\.(weight|bias)")
 # {our tensor: theirs, which it holds concatenated along the rows}, for qwen3 and llama.
 MODERN_LAYER = {
     "ln_1.weight": ["input_layernorm.weight"],
@@ -185,13 +186,13 @@ def to_hf(
         tensors = tensors | {name: torch.zeros(with_biases[name]) for name in missing}
     out = {}
     for name, tensor in tensors.items():
-        if name == "lm_head.weight" and config.tie_weights:
+        names = their_names(config.arch, name)
+        if not names or (name == "lm_head.weight" and config.tie_weights):
             continue
         if name in ("wte.weight", "lm_head.weight"):
             tensor = tensor[:vocab_size]
         if is_transposed(config.arch, name):
             tensor = tensor.t()
-        names = their_names(config.arch, name)
         for theirs, part in zip(names, _split(config, tensor, len(names)), strict=True):
             out[theirs] = part.float().contiguous()
     return out
@@ -202,7 +203,8 @@ def from_hf(
 ) -> dict[str, torch.Tensor]:
     """Convert their tensors to our names and layouts, float32.
 
-    Raises CheckpointError, naming the folder, unless they fit a model of this shape exactly.
+    Leaves out what someone has added to model.py. Raises CheckpointError, naming the folder, unless
+    the rest fits a model of this shape exactly.
     """
     left = {}
     for name, tensor in tensors.items():
@@ -216,7 +218,10 @@ def from_hf(
         del expected["lm_head.weight"]
         _tie(left, config.arch, folder)
     for name, shape in expected.items():
-        parts = [left.pop(theirs, None) for theirs in their_names(config.arch, name)]
+        names = their_names(config.arch, name)
+        if not names:
+            continue
+        parts = [left.pop(theirs, None) for theirs in names]
         if any(part is None for part in parts):
             wrong.append(f"{name}: missing")
             continue
@@ -254,13 +259,17 @@ def is_transposed(arch: str, name: str) -> bool:
 
 
 def their_names(arch: str, name: str) -> list[str]:
-    """Their names for one of our tensors, which may hold several of theirs."""
+    """Their names for one of our tensors, which may hold several of theirs.
+
+    None for a tensor that someone has added to model.py.
+    """
     if arch == "gpt2":
-        return [name if name == "lm_head.weight" else f"transformer.{name}"]
+        own = [name if name == "lm_head.weight" else f"transformer.{name}"]
+        return own if GPT2.fullmatch(name) else []
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
     if not layer:
-        return MODERN_REST[name]
-    return [f"model.layers.{layer[1]}.{part}" for part in MODERN_LAYER[layer[2]]]
+        return MODERN_REST.get(name, [])
+    return [f"model.layers.{layer[1]}.{part}" for part in MODERN_LAYER.get(layer[2], [])]
 
 
 def _split(config, tensor, count):

@@ -18,6 +18,7 @@ from config.loader import fitting
 from formats import pretrained, run_folder
 from formats.address import AddressError
 from formats.data_folder import Meta, read_meta
+from formats.files import few
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
@@ -191,7 +192,10 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
     shape = replace(found.config, block_size=config.block_size, dropout=config.dropout)
 
     def load(model: GPT, optimizer, scaler) -> None:
-        pretrained.fill(model, found.cut_to(shape.block_size), found.path)
+        own, tensors = model.state_dict(), found.cut_to(shape.block_size)
+        if added := [name for name in own if name not in tensors]:  # by a change of model.py
+            print(f"not in {found.path}, and new in this run: {few(added)}")
+        pretrained.fill(model, own | tensors, found.path)
 
     context = found.config.block_size if found.config.modern else None
     return Start(config, shape, load=load, context=context)

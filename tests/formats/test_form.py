@@ -1,12 +1,14 @@
 """formats/form.py: changes of model.py that keep all names and shapes, as people make them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import model
 from formats.form import FORMS, form, same
-from formats.huggingface import to_hf
+from formats.huggingface import from_hf, to_hf
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
 
@@ -47,6 +49,22 @@ def test_a_changed_model_is_not_exported(monkeypatch, arch, name, other):
     config = GPTConfig(97, 32, 1, 2, 16, arch=arch)
     with pytest.raises(CheckpointError, match="computes something else than"):
         to_hf(config, GPT(config).state_dict(), 97)
+
+
+@pytest.mark.parametrize("arch", FORMS)
+def test_weights_on_which_no_logit_depends_are_neither_exported_nor_read(monkeypatch, arch):
+    class Predicting(GPT):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.later = torch.nn.Linear(16, 16)  # for the token after the next
+
+    config = GPTConfig(97, 32, 1, 2, 16, arch=arch)
+    plain = to_hf(config, GPT(config).state_dict(), 97)
+    for name in ("formats.form.GPT", "formats.shapes.GPT"):
+        monkeypatch.setattr(name, Predicting)
+    theirs = to_hf(config, Predicting(config).state_dict(), 97)
+    assert theirs.keys() == plain.keys()
+    assert from_hf(config, theirs, Path()).keys() == GPT(config).state_dict().keys()
 
 
 def test_a_changed_model_that_does_not_run_at_this_size_has_the_form_0(monkeypatch):

@@ -210,6 +210,21 @@ def test_dropout_may_be_another_than_that_of_the_weights(finished, little_data, 
         assert run.model.h[0].dropout.p == run.model.config.dropout == 0.3
 
 
+def test_weights_start_a_changed_model_whose_own_are_new(
+    finished, little_data, tmp_path, monkeypatch, capsys
+):
+    class Gated(model.Attention):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.gate = torch.nn.Parameter(torch.tensor(0.5))
+
+    monkeypatch.setattr("model.Attention", Gated)
+    run = small_run(little_data, tmp_path, f"--init_from={finished[0]}", *WHOLE)
+    assert run.model.h[1].attn.gate == 0.5
+    assert torch.equal(run.model.wte.weight, last_weights(finished[0])["wte.weight"])
+    assert "new in this run: h.0.attn.gate, h.1.attn.gate" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
 @pytest.mark.parametrize(
     ("name", "status"),
