@@ -45,11 +45,10 @@ def generate(
     context = model.config.block_size
     sequences = [prompt[-context:] for prompt in prompts]
     shape = (len(prompts), model.config.vocab_size)
-    # [B, V]: the ids that occur in each sequence.
+    # [B, V]: the ids that occur in each sequence, but for those of its prompt that are spared.
     seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
     for row, prompt in zip(seen, prompts, strict=True):
-        row[prompt] = True
-    seen[:, list(end_ids)] = False
+        row[[i for i in prompt if i not in end_ids]] = True
     decoder = decoder or make_decoder(model, rows=len(sequences))
     cached = False  # True: the cache holds all tokens of each sequence but the last
     for _ in range(max_new_tokens):
