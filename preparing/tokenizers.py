@@ -115,7 +115,8 @@ def default_vocab_size(text_bytes: float, characters: Counter) -> int:
     """By the size of the text; if it has many different characters, up to MOST_MORE times that."""
     by_size = next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
     found = itertools.accumulate(n for _, n in characters.most_common())
-    common = sum(n < COMMON * characters.total() for n in found)
+    most = COMMON * characters.total()
+    common = sum(n < most for n in found)
     by_characters = 1 << (IDS_PER_CHARACTER * common).bit_length()  # the next power of two
     return max(by_size, min(by_characters, MOST_MORE * by_size, LARGEST_DEFAULT))
 
