@@ -12,15 +12,15 @@ import config as settings
 import processors
 import tools.size
 from formats.data_folder import read_meta
-from tests.conftest import address_space, fails_clearly, limited, ok, run_script
+from tests.conftest import address_space, fails_clearly, limited, ok, run_code, run_script
 
 
 def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
     preset = tmp_path / "presets" / "sized.py"
     family = ["--block_size=32", "--batch_size=8", "--device=cpu"]
     family += ["--n_kv_head=2", "--induction_init=False"]  # the smallest have a single head
-    command = ["-m", "tools.size", bpe_data, "--hours", 0.001, "--out", preset, *family]
-    result = ok(run_script(*command))
+    code = "from tools import command, size; size.TIMED_S = 0.1; command.run('size', size.main)"
+    result = ok(run_code(code, bpe_data, "--hours", 0.001, "--out", preset, *family))
     rows = [line for line in result.stdout.splitlines() if "M" in line]
     assert sum("<<" in line for line in rows) == 1
     assert f"python train.py {preset}" in result.stdout
