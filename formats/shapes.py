@@ -7,19 +7,26 @@ from torch.overrides import TorchFunctionMode
 from model import GPT, GPTConfig
 
 
-class ShapesAlone(TorchFunctionMode):
-    """Modules make their weights, by torch.empty, on the device meta. All else is whole.
+class Undrawn(TorchFunctionMode):
+    """Modules draw no weights: what memory holds is to be replaced.
 
-    Leaves normal draws out: on the device meta, the first one takes a second of imports.
+    On the device meta, a draw would take a second of imports.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is nn.init.normal_:
+        if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
             return args[0] if args else kwargs["tensor"]
-        if func is torch.empty:
-            kwargs = kwargs | {"device": "meta"}
         return func(*args, **kwargs)
+
+
+class ShapesAlone(Undrawn):
+    """Modules make their weights, by torch.empty, on the device meta. All else is whole."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.empty:
+            kwargs = (kwargs or {}) | {"device": "meta"}
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def without_weights(config: GPTConfig) -> GPT:

@@ -4,6 +4,7 @@
 Reports what does not fit together as an error for the user.
 """
 
+import contextlib
 import secrets
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from config.loader import check
 from formats import files, run_folder
 from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
+from formats.shapes import Undrawn
 from hardware import Device, DeviceError
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -54,8 +56,6 @@ def build(config: Config) -> Run:
     epochs = total_steps * config.batch_size / data.train.windows
     decay = peak_decay(total_steps, epochs, config)
     model, optimizer, scaler = open_model(start, device, decay)
-    if start.load and not config.dry_run:  # a plan depends on shapes alone
-        start.load(model, optimizer, scaler)
 
     log, val_losses, running_s = read_past(folder, progress)
     evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)
@@ -147,16 +147,20 @@ def open_data(config: Config, meta: Meta, tokenizer: Tokenizer, device: Device) 
 def open_model(
     start: Start, device: Device, decay: float
 ) -> tuple[GPT, torch.optim.Optimizer, torch.amp.GradScaler]:
-    """New model, optimizer and scaler in the shape of `start`. decay: as in make_optimizer."""
+    """Model, optimizer and scaler with what `start` loads. decay: as in make_optimizer."""
     config = start.config
+    loads = start.load and not config.dry_run  # a plan depends on shapes alone
     torch.manual_seed(config.seed)
-    model = GPT(start.shape, config.zero_init)
+    with Undrawn() if loads else contextlib.nullcontext():  # it takes seconds
+        model = GPT(start.shape, config.zero_init)
     if start.load is None and config.induction_init:
         add_induction_head(model)
     apply_memory_options(model, config, device)
     model = model.to(device.torch)
     optimizer = make_optimizer(model, config, device.torch, decay)
     scaler = torch.amp.GradScaler(device.type, enabled=device.dtype == torch.float16)
+    if loads:
+        start.load(model, optimizer, scaler)
     return model, optimizer, scaler
 
 

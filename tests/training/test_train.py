@@ -85,6 +85,12 @@ def test_evaluations_and_saves_do_not_count_in_the_speed_of_training(finished):
     assert seconds == pytest.approx(lines[-1]["elapsed_s"] - first["elapsed_s"], abs=0.003)
 
 
+def test_weights_that_are_loaded_are_not_drawn_before(finished, little_data):
+    """Which takes seconds for a large model."""
+    run = small_run(little_data, finished[0], *WHOLE, "--max_steps=50")
+    assert torch.get_rng_state().equal(torch.Generator().manual_seed(run.config.seed).get_state())
+
+
 def test_each_evaluation_logs_an_answer_to_each_prompt(finished):
     answers = [r["samples"] for r in run_folder.read_log(finished[0]) if "samples" in r]
     assert [answer["prompt"] for (answer,) in answers] == ["The "] * 4
