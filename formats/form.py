@@ -1,6 +1,5 @@
 """What model.py computes, as a number: whoever changes it may leave all names and shapes alone."""
 
-import contextlib
 import dataclasses
 
 import torch
@@ -13,7 +12,7 @@ SMALL |= {"n_inner": 96, "head_dim": 16, "rope_theta": 10_000.0, "norm_eps": 1e-
 SMALL |= {"bias": True, "dropout": 0.0, "tie_weights": False}
 IDS = [n * n % 64 for n in range(512)]
 # The form of the architectures as transformers and llama.cpp compute them.
-FORMS = {"gpt2": 44.1424, "qwen3": 24.6960, "llama": 23.3171}
+FORMS = {"gpt2": 44.14242, "qwen3": 24.69602, "llama": 23.31712}
 
 
 def whole(model, ids):
@@ -28,10 +27,15 @@ def form(config: GPTConfig, last_logits=whole) -> float:
     that someone has added to GPTConfig. last_logits: another way to get them. 0.0 if a changed
     model does not run at this size, or not in this way.
     """
-    # A run must not end because of this.
-    with contextlib.suppress(Exception), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        return last_logits(small_model(config), IDS).norm().item()
-    return 0.0
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # some CPUs round more with that of a run
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return last_logits(small_model(config), IDS).norm().item()
+    except Exception:  # a run must not end because of this
+        return 0.0
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def small_model(config: GPTConfig) -> GPT:
@@ -45,5 +49,5 @@ def small_model(config: GPTConfig) -> GPT:
 
 
 def same(a: float, b: float) -> bool:
-    """Whether two forms are equal but for rounding, which changes them by 0.00002."""
-    return abs(a - b) < 1e-3
+    """Whether two forms are equal but for rounding, which changes them by 0.00003."""
+    return abs(a - b) < 3e-4
