@@ -192,10 +192,12 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
     shape = replace(found.config, block_size=config.block_size, dropout=config.dropout)
 
     def load(model: GPT, optimizer, scaler) -> None:
-        own, tensors = model.state_dict(), found.cut_to(shape.block_size)
-        if added := [name for name in own if name not in tensors]:  # by a change of model.py
+        tensors = found.cut_to(shape.block_size)
+        if added := [name for name in model.state_dict() if name not in tensors]:
+            # By a change of model.py. `model`, which loads, has drawn no weights.
             print(f"not in {found.path}, and new in this run: {few(added)}")
-        pretrained.fill(model, own | tensors, found.path)
+            tensors = GPT(shape, config.zero_init).state_dict() | tensors
+        pretrained.fill(model, tensors, found.path)
 
     context = found.config.block_size if found.config.modern else None
     return Start(config, shape, load=load, context=context)

@@ -223,12 +223,14 @@ def test_weights_start_a_changed_model_whose_own_are_new(
         def __init__(self, *args):
             super().__init__(*args)
             self.gate = torch.nn.Parameter(torch.tensor(0.5))
+            self.added = torch.nn.Linear(64, 64, bias=False)
 
     monkeypatch.setattr("model.Attention", Gated)
     run = small_run(little_data, tmp_path, f"--init_from={finished[0]}", *WHOLE)
     assert run.model.h[1].attn.gate == 0.5
+    assert run.model.h[1].attn.added.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert torch.equal(run.model.wte.weight, last_weights(finished[0])["wte.weight"])
-    assert "new in this run: h.0.attn.gate, h.1.attn.gate" in capsys.readouterr().out
+    assert "new in this run: h.0.attn.gate, h.0.attn.added.weight" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
