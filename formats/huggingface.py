@@ -15,7 +15,7 @@ import torch
 
 from command_line import our_file
 from formats import files, run_folder
-from formats.form import FORMS, form, same
+from formats.fingerprint import FINGERPRINTS, fingerprint, same
 from formats.run_folder import CheckpointError
 from formats.shapes import expected_shapes
 from model import GPTConfig
@@ -175,7 +175,7 @@ def to_hf(
     Drops the rows of padding ids, from vocab_size on. A GPT-2 without biases gets zeros for them.
     Raises CheckpointError if model.py has been changed and computes something else than they do.
     """
-    if not same(form(config), FORMS[config.arch]):
+    if not same(fingerprint(config), FINGERPRINTS[config.arch]):
         raise CheckpointError(
             f"model.py computes something else than {CLASSES[config.arch]}, as other programs would"
             " from these weights; such a model has no export, and runs here alone"

@@ -17,7 +17,7 @@ from command_line import without_credentials
 from formats import files, huggingface, mirror, run_folder
 from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
 from formats.conversation import DEFAULT_SYSTEM, PLAIN, START, form_of
-from formats.form import form, same
+from formats.fingerprint import fingerprint, same
 from formats.run_folder import CheckpointError
 from formats.shapes import without_weights
 from model import GPT, GPTConfig
@@ -86,7 +86,7 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
         config = GPTConfig(**state["model"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
-    if "form" in state and not same(state["form"], form(config)):
+    if "fingerprint" in state and not same(state["fingerprint"], fingerprint(config)):
         print(
             f"{folder}: model.py computes something else than when it trained these weights",
             file=sys.stderr,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from formats.form import form, same
+from formats.fingerprint import fingerprint, same
 from hardware import out_of_memory
 from model import GPTConfig
 
@@ -269,7 +269,7 @@ def fits_cache(shape: str) -> bool:
         decoder.prefill([ids[:-1]])
         return decoder.step([ids])
 
-    return same(form(config, with_cache), form(config))
+    return same(fingerprint(config, with_cache), fingerprint(config))
 
 
 @torch.inference_mode()

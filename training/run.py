@@ -3,6 +3,7 @@
 train.py decides what happens with it.
 """
 
+import functools
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.nn.attention import SDPBackend
 
 import hardware
 from config import Config
-from formats.form import form
+from formats.fingerprint import fingerprint
 from hardware import Device
 from model import GPT
 from training import RunError, distributed
@@ -135,6 +136,11 @@ class Run:
     def epoch(self) -> float:
         return self.counters.sequences / self.data.train.windows
 
+    @functools.cached_property
+    def fingerprint(self) -> float:
+        """What this model.py computes, which a changed one would not."""
+        return fingerprint(self.model.config)
+
     @property
     def finished(self) -> bool:
         return self.schedule.done and not self.schedule.evaluation_due
@@ -212,7 +218,7 @@ class Run:
             "seed": self.config.seed,
             "progress": asdict(progress),
             "model": asdict(self.model.config),
-            "form": form(self.model.config),
+            "fingerprint": self.fingerprint,
             "context": self.context,
             "data": self.data.meta.identity(),
             "settings": self.config.recorded(),

@@ -1,4 +1,4 @@
-"""formats/form.py: changes of model.py that keep all names and shapes, as people make them."""
+"""formats/fingerprint.py: changes of model.py that keep all names and shapes, as people make them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import model
-from formats.form import FORMS, form, same
+from formats.fingerprint import FINGERPRINTS, fingerprint, same
 from formats.huggingface import from_hf, to_hf
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
@@ -27,18 +27,19 @@ def capped(self, x, targets):
 
 CHANGES = {
     "squared ReLU": ("gpt2", "gelu", lambda x: F.relu(x).square()),
+    "exact GELU": ("gpt2", "gelu", F.gelu),
     "a window": ("llama", "causal_attention", windowed),
     "no positions": ("qwen3", "rotate", lambda x, rotary: x),
     "capped logits": ("qwen3", "GPT.head", capped),
 }
 
 
-@pytest.mark.parametrize("arch", FORMS)
-def test_the_form_is_that_of_the_architecture_whatever_the_size(arch):
+@pytest.mark.parametrize("arch", FINGERPRINTS)
+def test_the_fingerprint_is_that_of_the_architecture_whatever_the_size(arch):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     for config in (GPTConfig(97, arch=arch), GPTConfig(500, 64, 1, 1, 32, arch=arch, dropout=0.5)):
-        assert same(form(config), FORMS[arch])
+        assert same(fingerprint(config), FINGERPRINTS[arch])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -51,7 +52,7 @@ def test_a_changed_model_is_not_exported(monkeypatch, arch, name, other):
         to_hf(config, GPT(config).state_dict(), 97)
 
 
-@pytest.mark.parametrize("arch", FORMS)
+@pytest.mark.parametrize("arch", FINGERPRINTS)
 def test_weights_on_which_no_logit_depends_are_neither_exported_nor_read(monkeypatch, arch):
     class Predicting(GPT):
         def __init__(self, *args):
@@ -60,13 +61,13 @@ def test_weights_on_which_no_logit_depends_are_neither_exported_nor_read(monkeyp
 
     config = GPTConfig(97, 32, 1, 2, 16, arch=arch)
     plain = to_hf(config, GPT(config).state_dict(), 97)
-    for name in ("formats.form.GPT", "formats.shapes.GPT"):
+    for name in ("formats.fingerprint.GPT", "formats.shapes.GPT"):
         monkeypatch.setattr(name, Predicting)
     theirs = to_hf(config, Predicting(config).state_dict(), 97)
     assert theirs.keys() == plain.keys()
     assert from_hf(config, theirs, Path()).keys() == GPT(config).state_dict().keys()
 
 
-def test_a_changed_model_that_does_not_run_at_this_size_has_the_form_0(monkeypatch):
+def test_a_changed_model_that_does_not_run_at_this_size_has_the_fingerprint_0(monkeypatch):
     monkeypatch.setattr(model.Attention, "forward", lambda *inputs: 1 / 0)
-    assert form(GPTConfig(97)) == 0.0
+    assert fingerprint(GPTConfig(97)) == 0.0
