@@ -1,6 +1,5 @@
 """One trainer per run, signals that end it with a save, and random kills."""
 
-import os
 import signal
 import textwrap
 import time
@@ -11,7 +10,9 @@ import pytest
 import config
 from formats import run_folder
 from formats.data_folder import DataError
+from tests import warm_start
 from tests.conftest import (
+    ROOT,
     fails_clearly,
     losses,
     ok,
@@ -22,7 +23,7 @@ from tests.conftest import (
     wait_until,
 )
 from tests.torture import torture
-from tests.training.conftest import start
+from tests.training.conftest import WITH_ITS_COMPILER, start
 from train import train
 
 ENDLESS = ["--max_steps=100000", "--eval_interval=0"]
@@ -56,7 +57,8 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     )
     compiler.chmod(0o755)
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(compiler)}
-    process = start(char_data, tmp_path / "run", "--compile=True", env=os.environ | variables)
+    command = ["-c", WITH_ITS_COMPILER, *train_command(char_data, tmp_path / "run")[1:]]
+    process = warm_start.Process([*command, "--compile=True"], ROOT, variables=variables)
     wait_until(process, at_work.exists)
     time.sleep(1)  # a signal just before Python begins to wait for a lock is handled after the wait
     process.terminate()

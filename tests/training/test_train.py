@@ -39,7 +39,13 @@ from tests.conftest import (
     trained,
     wait_until,
 )
-from tests.training.conftest import assert_same_end, last_weights, small_run, start
+from tests.training.conftest import (
+    WITH_ITS_COMPILER,
+    assert_same_end,
+    last_weights,
+    small_run,
+    start,
+)
 from training import distributed
 from training.compiling import compiler_obstacle, should_compile
 from training.distributed import StopFlag, signals_restored
@@ -331,14 +337,6 @@ def test_a_compiled_copy_of_transposed_matrices_is_exact():
     rows = torch.randn(8 * 512, 12 * 64).bfloat16()
     for compiled, exact in zip(torch.compile(values)(rows), values(rows), strict=True):
         assert compiled.equal(exact)
-
-
-# train.py in a fork, where PyTorch has read CXX already.
-WITH_ITS_COMPILER = """
-import os, sys, torch, train
-torch._inductor.config.cpp.cxx = (None, os.environ["CXX"])
-sys.exit(train.main())
-"""
 
 
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
