@@ -1,4 +1,4 @@
-"""formats/fingerprint.py: changes of model.py that keep all names and shapes, as people make them."""
+"""formats/fingerprint.py: changes of model.py as people make them, which keep names and shapes."""
 
 from pathlib import Path
 
