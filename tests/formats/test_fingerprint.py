@@ -20,6 +20,12 @@ def windowed(q, k, v, dropout):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
+def in_float32(q, k, v, dropout):
+    """Attention in one precision, whatever that of the values is, and without a scale."""
+    scores = q.float() @ k.float().transpose(2, 3)
+    return scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1) > 0, -torch.inf).softmax(-1) @ v
+
+
 def capped(self, x, targets):
     """Logits below 30."""
     return 30 * torch.tanh(self.lm_head(self.ln_f(x)) / 30)
@@ -29,6 +35,7 @@ CHANGES = {
     "squared ReLU": ("gpt2", "gelu", lambda x: F.relu(x).square()),
     "exact GELU": ("gpt2", "gelu", F.gelu),
     "a window": ("llama", "causal_attention", windowed),
+    "in float32": ("gpt2", "causal_attention", in_float32),
     "no positions": ("qwen3", "rotate", lambda x, rotary: x),
     "capped logits": ("qwen3", "GPT.head", capped),
 }
@@ -48,6 +55,7 @@ def test_a_changed_model_is_not_exported(monkeypatch, arch, name, other):
     owner, _, name = f"model.{name}".rpartition(".")
     monkeypatch.setattr(f"{owner}.{name}", other)
     config = GPTConfig(97, 32, 1, 2, 16, arch=arch)
+    assert fingerprint(config)
     with pytest.raises(CheckpointError, match="computes something else than"):
         to_hf(config, GPT(config).state_dict(), 97)
 
