@@ -1,4 +1,4 @@
-# Shakespeare as characters, on a CPU, in one to two minutes.
+# Shakespeare as characters, on a CPU, in one to three minutes.
 #   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
 #   python train.py config/shakespeare_char.py
 data_dir = "data/shakespeare_char"
