@@ -261,7 +261,7 @@ def is_transposed(arch: str, name: str) -> bool:
 def their_names(arch: str, name: str) -> list[str]:
     """Their names for one of our tensors, which may hold several of theirs.
 
-    None for a tensor that someone has added to model.py.
+    Empty for a tensor that someone has added to model.py.
     """
     if arch == "gpt2":
         own = [name if name == "lm_head.weight" else f"transformer.{name}"]
