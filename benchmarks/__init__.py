@@ -18,16 +18,18 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import startup
+
+ENVIRONMENT = dict(os.environ)  # nanoGPT runs in it
+startup.tune_environment()  # as the scripts do, before PyTorch reads it
+
 import torch
 
 import hardware
-import startup
 from command_line import Parser, local_path
 from formats import files, run_folder
 from tools import command
 
-ENVIRONMENT = dict(os.environ)  # nanoGPT runs in it
-startup.tune_environment()  # as the scripts do
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
 # Flags in /proc/cpuinfo that make one kind of CPU multiply faster than another.
