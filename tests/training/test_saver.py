@@ -29,6 +29,7 @@ from train import training_step
 from training import RunError, distributed, saver
 from training.plan import check_disk
 from training.recorder import Recorder
+from training.saver import copy_to_ram
 from training.start import load_checkpoint
 
 
@@ -66,6 +67,29 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
         assert torch.equal(model["wte.weight"], weight)
         assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
         assert any(torch.equal(s["exp_avg"], moment) for s in optimizer["state"].values())
+
+
+def test_a_copy_tells_tensors_apart_that_begin_at_one_address():
+    """As a GPU's may; here a square matrix and its transpose do."""
+    square = torch.arange(4.0).view(2, 2)
+    plain, turned, again = copy_to_ram([square, square.T, square])
+    assert torch.equal(plain, square) and torch.equal(turned, square.T) and again is plain
+
+
+class Metal(torch.Tensor):
+    """A tensor with the data_ptr() of an Apple GPU: an object's address plus the offset."""
+
+    address = 0
+
+    def data_ptr(self):
+        return self.address + self.storage_offset() * self.itemsize
+
+
+def test_a_copy_tells_an_apple_gpus_tensors_apart():
+    weight, momenta = torch.ones(4).as_subclass(Metal), torch.zeros(8).as_subclass(Metal)
+    weight.address, (first, second) = 16, momenta.split(4)
+    assert weight.data_ptr() == second.data_ptr()
+    assert [t.tolist() for t in copy_to_ram([weight, first, second])] == [[1] * 4, [0] * 4, [0] * 4]
 
 
 @pytest.mark.parametrize(
