@@ -122,6 +122,8 @@ def sample_index(probs, generator):
     probs[i]. torch.multinomial draws the same, but its two checks would synchronize with the GPU.
     """
     noise = torch.empty_like(probs).exponential_(generator=generator)
+    # An Apple GPU may draw 0, and argmax takes 0 / 0 (github.com/pytorch/pytorch/issues/192577).
+    noise.clamp_(min=2**-24)
     return (probs / noise).argmax(dim=-1)
 
 

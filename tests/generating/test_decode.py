@@ -304,6 +304,12 @@ def test_top_p_takes_no_more_tokens_than_reach_it():
     assert len(sample(torch.zeros(400, 4), top_p=0.5).unique()) == 2
 
 
+def test_noise_of_zero_draws_no_token_of_probability_zero(monkeypatch):
+    """An Apple GPU's noise is -0.0 once in 3e7 times (github.com/pytorch/pytorch/issues/192577)."""
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda noise, generator: noise.fill_(-0.0))
+    assert sample(torch.tensor([[0.0, 1.0, 5.0]]), top_p=0.5) == 2
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.9999}])
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])
 def test_the_temperature_is_a_power_of_the_probabilities(settings, temperature):
