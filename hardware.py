@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 import processors
-from command_line import UserError, plural, quote
+from command_line import UserError, our_file, plural, quote
 
 # Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
 # up in float32, and GB of memory of the smallest variant. The first key found in a device's name
@@ -119,6 +119,8 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         raise DeviceError(f"device = {device}: {_found(count, f'{device.type} device')}; {advice}")
     if device.type == "cuda":
         _check_kernels(device)
+    if device.type == "mps":
+        _check_products()
     return device
 
 
@@ -180,6 +182,22 @@ def _check_kernels(device: torch.device) -> None:
             f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)},"
             f" of compute capability {own[0]}.{own[1]}; another build has:\n"
             f"  {INSTALL} {BUILDS}/{build}\ndevice = cpu trains without a GPU"
+        )
+
+
+def _check_products() -> None:
+    """Raises DeviceError for a PyTorch with wrong products of matrices on Apple's GPUs.
+
+    On M1 and M2, one that adds up more than 32,766 numbers, such as those of a vocabulary, adds
+    what else is in memory (github.com/pytorch/pytorch/issues/193487). Before 2.13, attention has
+    faults, too (issues 181133, 195910).
+    """
+    if torch.__version__ < (2, 14):
+        constraints = our_file("constraints.txt")
+        raise DeviceError(
+            f"PyTorch {torch.__version__} may compute wrong gradients on Apple GPUs; 2.14 does not:"
+            f"\n  {quote(sys.executable)} -m pip install torch -c {constraints}\n"
+            "device = cpu trains without a GPU"
         )
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import hardware
 import processors
@@ -86,6 +87,18 @@ def test_gpus_that_a_variable_hides_are_named_with_it(finds, monkeypatch, hidden
         hardware.find_device("cuda")
     assert hardware.find_device("auto") == CPU
     assert re.search(words, hardware.unused_gpus(CPU, 1))
+
+
+def test_a_pytorch_with_wrong_products_on_apple_gpus_is_refused(finds, monkeypatch):
+    finds("mps")
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
+    words = r"2\.13\.0 may compute wrong gradients(.|\n)*pip install torch -c \S*constraints\.txt\n"
+    for name in ("auto", "mps"):
+        with pytest.raises(hardware.DeviceError, match=words):
+            hardware.find_device(name)
+    assert hardware.find_device("cpu") == CPU
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.14.0"))
+    assert hardware.find_device("auto").type == "mps"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="it tells by Linux's files whether there is a driver")
