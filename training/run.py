@@ -22,6 +22,10 @@ from training.optimizer import parameter_names
 from training.saver import Saver
 from training.schedule import MAX_BAD_STEPS, Clock, Counters, Schedule
 
+# Tokens whose gradients an M1 or M2 adds up correctly; PyTorch 2.14 adds what else is in memory to
+# those of 32,767 and 32,768 (github.com/pytorch/pytorch/issues/195163), and is slow with more.
+MOST_SUMMED = 32_766
+
 
 @dataclass
 class Progress:
@@ -120,7 +124,9 @@ class Run:
     learning_rate: float = 0.0
 
     def __post_init__(self):
-        limits = (self.local_batch, self.config.micro_batch_size, self.micro_batch_limit)
+        limits = [self.local_batch, self.config.micro_batch_size, self.micro_batch_limit]
+        if self.device.type == "mps":
+            limits.append(max(1, MOST_SUMMED // self.config.block_size))
         self.micro_batch = largest_divisor(self.local_batch, min(filter(None, limits)))
         self.compiled = self.ddp = self.model  # until fit()
 

@@ -146,6 +146,15 @@ def test_where_compilation_fails_the_micro_batch_is_that_of_an_uncompiled_step(
     assert "micro-batches of 32 sequences do not fit in memory; training with 4" in said
 
 
+def test_an_apple_gpu_gets_no_more_tokens_than_it_adds_up_correctly(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run", "--batch_size=32768", "--block_size=32")
+    assert run.micro_batch == 32768
+    apple = dataclasses.replace(run.device, torch=torch.device("mps"))
+    assert dataclasses.replace(run, device=apple).micro_batch == 512  # 16,384 tokens
+    run.config = dataclasses.replace(run.config, block_size=40_960)
+    assert dataclasses.replace(run, device=apple).micro_batch == 1
+
+
 def test_a_gpu_is_asked_from_twice_the_planned_micro_batch_on(char_data, tmp_path):
     """Each that does not fit costs a compilation."""
     run = small_run(char_data, tmp_path / "run", "--batch_size=64")
