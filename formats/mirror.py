@@ -122,7 +122,7 @@ class Mirror:
         if id_there and not run_folder.run_id(run):
             run.mkdir(parents=True, exist_ok=True)
             own = files.read_json(run / "config.json") or settings
-            run_folder.record(run, own, id_there)
+            run_folder.write_config(run, own, id_there)
         newest, _, problems = run_folder.latest(run)
         here = run_folder.step_of(newest) if newest else -1
         newer = [step for step in whole if step > here]

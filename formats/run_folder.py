@@ -362,7 +362,7 @@ def identity(settings: dict) -> dict:
     return own if isinstance(own, dict) else {}
 
 
-def record(run: Path, settings: dict, run_id: str) -> None:
+def write_config(run: Path, settings: dict, run_id: str) -> None:
     """Write config.json: settings, id, and folder, so that copies are recognized."""
     own = {"id": run_id, "folder": str(run.resolve())}
     write_json(run / "config.json", settings | {"run": own})
@@ -374,7 +374,7 @@ def part_from_original(run: Path) -> None:
     own = identity(settings)
     original = Path(own.get("folder", run))
     if own.get("id") and own["id"] == run_id(original) and not original.samefile(run):
-        record(run, settings, secrets.token_hex(8))
+        write_config(run, settings, secrets.token_hex(8))
         (run / "wandb_id").unlink(missing_ok=True)
 
 

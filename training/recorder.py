@@ -67,7 +67,7 @@ class Recorder:
     def begin(self) -> None:
         """Write config.json, the log up to this step, and a record of this start."""
         run = self.run
-        run_folder.record(run.folder, run.config.recorded(), run.id)
+        run_folder.write_config(run.folder, run.config.recorded(), run.id)
         if not run.step and run_folder.has_saved(run.folder):
             aside = run.folder / f"log_before_{time.strftime('%Y-%m-%d_%H%M%S')}.jsonl"
             (run.folder / run_folder.LOG).rename(aside)

@@ -238,7 +238,7 @@ def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
     run = tmp_path / "run"
     save(run, 1)
     (run / "wandb_id").write_text("of the first")
-    run_folder.record(run, {"checkpoint_dir": str(run)}, "first")
+    run_folder.write_config(run, {"checkpoint_dir": str(run)}, "first")
     copy = shutil.copytree(run, tmp_path / "copy")
     for folder in (run, copy):
         run_folder.part_from_original(folder)

@@ -58,7 +58,7 @@ def save(run, *steps):
     run.mkdir(parents=True, exist_ok=True)
     for step in steps:
         if not (run / run_folder.LOG).exists():
-            run_folder.record(run, Config().recorded(), secrets.token_hex(8))
+            run_folder.write_config(run, Config().recorded(), secrets.token_hex(8))
         run_folder.append_log(run, {"step": step, "loss": 1 / step})
         model = {"w": torch.full((1000,), float(step))}
         run_folder.save(run, {"step": step}, model, {}, "{}")
@@ -226,7 +226,7 @@ def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):
 def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings(tmp_path, place):
     run, machine, other = (tmp_path / name / "run" for name in ("first", "second", "third"))
     save(run, 1)
-    run_folder.record(run, Config(muon_lr=0.01).recorded(), "first id")
+    run_folder.write_config(run, Config(muon_lr=0.01).recorded(), "first id")
     upload(run, place)
     assert fetch(machine, place, muon_lr=0.01, max_steps=9, keep_last=5, device="cpu") == [1]
     assert run_folder.run_id(machine) == "first id"
@@ -250,7 +250,7 @@ def test_a_mirror_without_settings_is_fetched_for_a_run_that_starts_from_weights
 def test_damaged_settings_of_a_mirror_are_not_compared(tmp_path, place, damaged):
     save(tmp_path / "run", 1)
     settings = Config(init_from="checkpoints/base").recorded() | {"block_size": damaged}
-    run_folder.record(tmp_path / "run", settings, "first id")
+    run_folder.write_config(tmp_path / "run", settings, "first id")
     upload(tmp_path / "run", place)
     assert fetch(tmp_path / "machine" / "run", place, init_from="checkpoints/base") == [1]
 
@@ -258,7 +258,7 @@ def test_damaged_settings_of_a_mirror_are_not_compared(tmp_path, place, damaged)
 def test_runs_that_share_a_name_and_the_begin_of_a_log_are_told_apart_by_their_ids(tmp_path, place):
     run, other = tmp_path / "first" / "run", tmp_path / "second" / "run"
     save(run, 1)
-    run_folder.record(run, Config().recorded(), "first id")
+    run_folder.write_config(run, Config().recorded(), "first id")
     upload(run, place)
     shutil.copytree(run, other)
     save(other, 2)
