@@ -32,7 +32,7 @@ from formats import files, run_folder
 from model import IGNORE
 from training import distributed
 from training.distributed import StopFlag, locked, signals_restored
-from training.fit import fit
+from training.fit import fit_in_memory
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
 from training.plan import banner, check_disk, plan
 from training.profiling import open_profiler
@@ -80,7 +80,7 @@ def prepare(run: Run, recorder: Recorder) -> None:
     if run.compiles:
         print("compiling ...", end=" ", flush=True)
     wanted = run.micro_batch
-    problem = fit(run)
+    problem = fit_in_memory(run)
     seconds = run.clock.since_log()
     if problem:
         print(f"{problem}; training continues without it")

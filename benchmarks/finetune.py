@@ -24,7 +24,7 @@ from config import Config
 from formats.data_folder import read_meta
 from train import training_step
 from training.dataset import Dataset
-from training.fit import fit
+from training.fit import fit_in_memory
 from training.setup import build
 
 PRESET = "config/finetune.py"
@@ -34,7 +34,7 @@ WARM_UP = 2  # steps; the first one compiles
 def our_step(c: Config) -> Callable:
     """A function that takes one step of the run that train.py would begin."""
     run = build(c)
-    if problem := fit(run):
+    if problem := fit_in_memory(run):
         raise SystemExit(problem)
     return lambda: training_step(run)
 

@@ -26,7 +26,7 @@ from training.run import Run, largest_divisor
 from training.step import evaluate, forward_backward
 
 
-def fit(run: Run) -> str | None:
+def fit_in_memory(run: Run) -> str | None:
     """Compile the model, and take the micro-batch of the estimate, halved until a step fits.
 
     The batch of an optimizer step stays the same, and with it the losses. Sets run.compiled,

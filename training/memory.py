@@ -121,8 +121,8 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def micro_batch_to_try(run: Run) -> int:
     """The largest micro-batch that may fit in memory, by the estimate; at least one sequence.
 
-    On a GPU, at most twice the estimate: fit() tries them, and each that does not fit costs a
-    compilation.
+    On a GPU, at most twice the estimate: fit_in_memory() tries them, and each that does not fit
+    costs a compilation.
     """
     size = run.micro_batch
     if run.device.memory:

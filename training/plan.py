@@ -21,7 +21,7 @@ from formats import files, run_folder
 from formats.mirror import address_of
 from hardware import Device
 from training import RunError, distributed
-from training.fit import fit
+from training.fit import fit_in_memory
 from training.memory import (
     checkpoint_bytes,
     fits_ram,
@@ -309,7 +309,7 @@ def measure(run: Run, seconds: float = 10.0, may_compile: bool = False) -> tuple
             raise MemoryError
         limit, size = max(1, min(micro_batch_to_try(run), TOKENS // c.block_size)), 1
     else:
-        fit(run)
+        fit_in_memory(run)
         size = limit = run.micro_batch
     set_learning_rates(optimizer, 0.0)
     forward_s, update_s = [], []

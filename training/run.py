@@ -99,8 +99,9 @@ class Run:
     context: of the model, if it may exceed the sequences that the run trains on. micro_batch_limit:
     the micro-batch that was lowered to fit in memory; None if none was.
 
-    micro_batch: sequences per forward, a divisor of local_batch. compiled: the model, which fit()
-    compiles. ddp: the same, wrapped in DistributedDataParallel if there are several processes.
+    micro_batch: sequences per forward, a divisor of local_batch. compiled: the model, which
+    fit_in_memory() compiles. ddp: the same, wrapped in DistributedDataParallel if there are several
+    processes.
     """
 
     id: str
@@ -128,7 +129,7 @@ class Run:
         if self.device.type == "mps":
             limits.append(max(1, MOST_SUMMED // self.config.block_size))
         self.micro_batch = largest_divisor(self.local_batch, min(filter(None, limits)))
-        self.compiled = self.ddp = self.model  # until fit()
+        self.compiled = self.ddp = self.model  # until fit_in_memory()
 
     @property
     def step(self) -> int:

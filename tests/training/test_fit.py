@@ -104,7 +104,7 @@ def test_every_shape_of_a_search_is_compiled(char_data, tmp_path, monkeypatch):
         for width in (16, 32):
             torch._dynamo.utils.counters.clear()
             run = small_run(char_data, tmp_path, f"--n_embd={width}", "--compile=True")
-            assert fit.fit(run) is None
+            assert fit.fit_in_memory(run) is None
             graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             assert graphs == 2  # a layer, the head
 

@@ -21,7 +21,7 @@ from tools import size
 from train import train, training_step
 from training import dataset, profiling
 from training.dataset import Dataset
-from training.fit import apply_memory_options, fit
+from training.fit import apply_memory_options, fit_in_memory
 from training.memory import memory
 from training.setup import build
 from training.start import model_shape
@@ -162,7 +162,7 @@ def test_batches_are_the_same_wherever_the_tokens_are(char_data, monkeypatch):
 def test_a_step_does_not_wait_for_the_gpu(chat_data, tmp_path, monkeypatch, settings, place):
     keep_tokens(monkeypatch, place)
     run = build(settings_for(chat_data, tmp_path, *settings.split()))
-    assert fit(run) is None
+    assert fit_in_memory(run) is None
     training_step(run)
     with no_waiting():
         for _ in range(3):
@@ -227,7 +227,7 @@ def test_the_plan_foresees_the_memory_of_a_step(char_data, tmp_path, preset):
     before = torch.cuda.memory_allocated()
     run = build(config.load([*settings, *paths]))
     run.compiles = True
-    assert fit(run) is None
+    assert fit_in_memory(run) is None
     torch.cuda.reset_peak_memory_stats()
     training_step(run)
     taken = torch.cuda.max_memory_allocated() - before
@@ -263,7 +263,7 @@ def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable, 
     settings = [f"--device={DEVICE}", "--max_steps=40", "--dtype=bfloat16", *more]
     train(settings_for(char_data, tmp_path / "whole", *settings))
     run = small_run(char_data, tmp_path / "part", *settings)
-    assert fit(run) is None  # compiled code draws other numbers for dropout
+    assert fit_in_memory(run) is None  # compiled code draws other numbers for dropout
     for _ in range(20):
         training_step(run)
     run.saver.finish(run.step, run.snapshot)

@@ -49,7 +49,7 @@ from tests.training.conftest import (
 from training import distributed
 from training.compiling import compiler_obstacle, should_compile
 from training.distributed import StopFlag, signals_restored
-from training.fit import fit
+from training.fit import fit_in_memory
 from training.plan import banner
 from training.schedule import Counters, count_steps
 from training.start import differences, from_scratch, shape_settings
@@ -445,7 +445,7 @@ def test_a_typo_in_the_model_shows_its_line_and_holds_no_memory(char_data, tmp_p
 
     monkeypatch.setattr(model.Attention, "forward", forward)
     with pytest.raises(AttributeError, match="c_atn") as error:
-        fit(small_run(char_data, tmp_path))
+        fit_in_memory(small_run(char_data, tmp_path))
     assert any("self.c_atn(x)" in str(entry.statement) for entry in error.traceback)
     assert seen[0]() is None
 
