@@ -246,6 +246,7 @@ def hours_table(run: Run) -> list[str]:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
     count = distributed.world_size
     who = "of the GPU's peak speed" if count == 1 else f"of the peak speed of {count} GPUs"
+    who += ", which small models do not reach"
     lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILIZATION:.0%} {who}{hint}"]
     flops = run.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
     for name in PLANNED:
