@@ -117,8 +117,10 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     other = other_data(saved["data"], meta, "the checkpoint")
     if differ:
         raise CheckpointError(
-            f"{folder} cannot be continued with these settings; revert them, or choose another"
-            " checkpoint_dir:\n" + "\n".join(differ + other)
+            f"{folder} cannot be continued with these settings:\n"
+            + "\n".join(differ + other)
+            + "\nFor a new run, add --checkpoint_dir=checkpoints/NAME; to continue this one, run\n"
+            f"  python {our_file('train.py')} {quote(folder.parent.as_posix())}"
         )
     if other:
         same_tokenizer = "tokenizer_sha256" not in other[0]
