@@ -50,13 +50,14 @@ def main(argv: list[str]) -> None:
         from formats import gguf
 
         gguf.check(source.tokenizer)
+    prompt = (source.state.get("settings", {}).get("sample_prompts") or ["The"])[0]
     lines = []  # printed last, since the reader of a pipe may exit early, as `| head` does
     if args.out:
         parameters = write_folder(source, args.out, form)
         lines.append(f"{source.path} -> {args.out}: {parameters:,} parameters")
         load = f"pipeline('text-generation', {str(args.out)!r})"
-        prompt = [{"role": "user", "content": "Hello"}] if form else "The"
-        lines.append(f"  from transformers import pipeline; print({load}({prompt!r}))")
+        given = [{"role": "user", "content": "Hello"}] if form else prompt
+        lines.append(f"  from transformers import pipeline; print({load}({given!r}))")
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
         gguf.write(args.gguf, source, form)
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
-        complete = f"llama-completion -m {file} -p The -n 100 -no-cnv"
+        complete = f"llama-completion -m {file} -p {quote(prompt)} -n 100 -no-cnv"
         lines.append(f"  llama-cli -m {file}" if form else f"  {complete}")
         modelfile = quote(args.modelfile.as_posix())
         lines.append(f"  ollama create {name} -f {modelfile} && ollama run {name}")
