@@ -206,7 +206,7 @@ def validation_loss(run: Run, interrupted: Callable[[], bool]) -> float | None:
 
 
 def why_interrupted(error: Exception) -> str | None:
-    """Why the next step did not come about; None for an error after which nothing is saved."""
+    """Why the loop ended, if this error leaves a step that can be saved; else None."""
     if hardware.out_of_memory(error):
         return "memory ran out"
     if distributed.connection_lost(error):
