@@ -114,6 +114,12 @@ def test_commands_parse(page):
             PARSERS[script](words)
 
 
+def test_no_comment_follows_a_command(page):
+    """zsh, macOS' shell, takes its words as arguments, a > as a file, and a ' as a quotation."""
+    for block in re.findall(r"^```\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL):
+        assert not re.search(r"^[^#\n].* # ", block, re.MULTILINE), block
+
+
 def test_presets_options_and_settings_exist(page):
     for preset in re.findall(r"\bconfig/[a-z]\w*\.py", text_of(page)):
         assert (ROOT / preset).is_file()

@@ -128,7 +128,7 @@ def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
         except TokenizerError as error:
             problem = f"sample_prompts: {prompt!r}: {error}"
             if "sample_prompts" in config.typed:
-                raise ConfigError(f"{problem}; choose another, or --sample_prompts=[]") from None
+                raise ConfigError(f"{problem}; choose another, or '--sample_prompts=[]'") from None
             print(f"{problem}; the run skips it. --sample_prompts=TEXT sets another")
     return replace(config, sample_prompts=known)
 

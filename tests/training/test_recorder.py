@@ -46,7 +46,7 @@ def test_only_a_prompt_that_was_typed_has_to_be_of_known_characters(tmp_path, ca
     assert said.startswith("sample_prompts: 'Once': ")
     assert "U+004F" in said
     typed = settings.load([str(preset), "--sample_prompts=Once"])
-    with pytest.raises(ConfigError, match="choose another, or --sample_prompts=\\[\\]"):
+    with pytest.raises(ConfigError, match="choose another, or '--sample_prompts=\\[\\]'"):
         without_unknown_characters(typed, tokenizer)
 
 
