@@ -101,7 +101,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     ]
     for title, is_listed in (
         ("left out or corrected:", lambda rule: rule not in ADVICE),
-        ("kept, and perhaps not meant:", ADVICE.__contains__),
+        ("kept, though it may be a mistake:", ADVICE.__contains__),
     ):
         rules = sorted(filter(is_listed, writer.report.rules))
         lines += [title] if rules else []
