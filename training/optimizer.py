@@ -28,9 +28,9 @@ def make_optimizer(
         if not p.requires_grad:
             continue  # frozen
         owner = model.get_submodule(name.rpartition(".")[0])
-        lr, share, muon, shape = config.learning_rate, decay, {}, None
+        lr, shrink, muon, shape = config.learning_rate, decay, {}, None
         if p.dim() < 2:
-            share = 0.0
+            shrink = 0.0
         elif isinstance(owner, torch.nn.Embedding) and p is not model.lm_head.weight:
             if config.embedding_lr is not None:
                 lr = config.embedding_lr
@@ -44,7 +44,7 @@ def make_optimizer(
                 "dtype": hardware.find_dtype(device, config.dtype),
             }
         # PyTorch multiplies weight_decay by the learning rate.
-        options = {"lr": lr, "initial_lr": lr, "weight_decay": share / lr if lr else 0.0} | muon
+        options = {"lr": lr, "initial_lr": lr, "weight_decay": shrink / lr if lr else 0.0} | muon
         group = groups.setdefault((shape, *options.values()), {"params": [], **options})
         group["params"].append(p)
     make = Muon if config.optimizer == "muon" else torch.optim.AdamW
