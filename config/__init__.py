@@ -140,8 +140,10 @@ class Config:
     save_interval: int = setting(1000, "steps between checkpoints; 0: none by steps")
     save_minutes: float = setting(15.0, "minutes between checkpoints; 0: only by steps")
     keep_last: int = setting(2, "newest checkpoints to keep; the best is always kept", low=1)
-    sample_prompts: list = setting(
-        [], "prompts to continue at each evaluation, in log and terminal"
+    sample_prompts: list | None = setting(
+        [],
+        "prompts to continue at each evaluation, in log and terminal; None: three words of the"
+        " validation text",
     )
     tensorboard: bool = setting(False, "also write the curves for TensorBoard")
     wandb: str | None = setting(

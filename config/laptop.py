@@ -25,4 +25,4 @@ lr_schedule = "wsd"
 epochs = 8
 max_steps = 6000  # 24.6 million tokens
 eval_interval = 500
-sample_prompts = ["The", "I"]
+sample_prompts = None  # three words of the validation text

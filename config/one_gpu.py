@@ -23,4 +23,4 @@ lr_schedule = "wsd"
 epochs = 4
 max_steps = 30_000  # a billion tokens
 eval_interval = 500
-sample_prompts = ["The", "I"]
+sample_prompts = None  # three words of the validation text

@@ -5,11 +5,13 @@ Reports what does not fit together as an error for the user.
 """
 
 import contextlib
+import re
 import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import hardware
@@ -33,6 +35,8 @@ from training.saver import Saver
 from training.schedule import Clock, Counters, Schedule, count_steps, peak_decay
 from training.start import Start, find_start
 
+FIRST_TOKENS = 64  # of the validation text, from which a prompt is taken
+
 
 def build(config: Config) -> Run:
     """Find device and data, build the model, and load a checkpoint if there is one.
@@ -44,7 +48,7 @@ def build(config: Config) -> Run:
     device = open_device(config)
     meta = read_meta(config.data_dir)
     tokenizer = Tokenizer.load(tokenizer_file(config.data_dir, meta))
-    config = without_unknown_characters(config, tokenizer)
+    config = without_unknown_characters(with_prompts(config, meta, tokenizer), tokenizer)
     start = find_start(config, meta, tokenizer)
     config, progress = start.config, start.progress
     if not progress.step:
@@ -112,6 +116,19 @@ def open_device(config: Config) -> Device:
     # Initializes NCCL now, while the GPU has memory for it, and detects two processes on one GPU.
     distributed.all_reduce_mean(first)
     return hardware.look_up(device, config.dtype)
+
+
+def with_prompts(config: Config, meta: Meta, tokenizer: Tokenizer) -> Config:
+    """Where sample_prompts is None, three words of the validation text; none of conversations."""
+    val = meta.splits["val"]
+    if config.sample_prompts is not None:
+        return config
+    if val.mask or not val.tokens:
+        return replace(config, sample_prompts=[])
+    ids = np.fromfile(Path(config.data_dir, val.file), meta.dtype, FIRST_TOKENS)
+    text = tokenizer.decode(ids).partition(tokenizer.eot)[0]
+    words = re.findall(r"\S+\s*", text)[1:4]  # the first may be the end of one
+    return replace(config, sample_prompts=["".join(words).strip() or text.strip()[:10]])
 
 
 def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:

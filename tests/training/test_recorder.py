@@ -10,7 +10,7 @@ import config as settings
 from config import ConfigError
 from formats import run_folder
 from model import GPT, GPTConfig
-from tests.conftest import run_code, train_command
+from tests.conftest import prepare, run_code, train_command
 from tests.training.conftest import small_run, start
 from tokenizer_bpe import Tokenizer
 from training.recorder import (
@@ -48,6 +48,23 @@ def test_only_a_prompt_that_was_typed_has_to_be_of_known_characters(tmp_path, ca
     typed = settings.load([str(preset), "--sample_prompts=Once"])
     with pytest.raises(ConfigError, match="choose another, or '--sample_prompts=\\[\\]'"):
         without_unknown_characters(typed, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("Bylo jednou\tjedno království. ", 3), ("从前有一座山，山里有一座庙。", 1)]
+)
+def test_the_prompt_of_a_preset_is_in_the_language_of_the_text(tmp_path, text, shown):
+    (tmp_path / "text.txt").write_text(100 * text, encoding="utf-8")
+    data = prepare(tmp_path / "text.txt", tmp_path / "data", "--tokenizer=char")
+    (prompt,) = small_run(data, tmp_path / "run", "--sample_prompts=None").config.sample_prompts
+    assert prompt in 100 * text
+    assert len(prompt.split()) == shown
+    assert len(prompt) >= 10
+
+
+def test_a_preset_has_no_prompt_for_conversations(chat_data, tmp_path):
+    run = small_run(chat_data, tmp_path, "--sample_prompts=None")
+    assert run.config.sample_prompts == []
 
 
 def test_samples_cannot_move_the_cursor():
