@@ -368,7 +368,7 @@ def write_config(run: Path, settings: dict, run_id: str) -> None:
     write_json(run / "config.json", settings | {"run": own})
 
 
-def part_from_original(run: Path) -> None:
+def new_id_for_a_copy(run: Path) -> None:
     """Give a run folder a new id if it is a copy of another folder that still exists."""
     settings = read_json(run / "config.json")
     own = identity(settings)

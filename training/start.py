@@ -58,7 +58,7 @@ def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
     run = Path(config.checkpoint_dir)
     if distributed.is_main and not config.dry_run:
         run_folder.delete_partial(run)  # a kill can leave a large partial checkpoint
-        run_folder.part_from_original(run)
+        run_folder.new_id_for_a_copy(run)
     problems = fetch_from_mirror(config, run)
     distributed.barrier()  # the first process fetches
     if config.resume == "never" and run_folder.steps(run):

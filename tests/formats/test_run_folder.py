@@ -241,18 +241,18 @@ def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
     run_folder.write_config(run, {"checkpoint_dir": str(run)}, "first")
     copy = shutil.copytree(run, tmp_path / "copy")
     for folder in (run, copy):
-        run_folder.part_from_original(folder)
+        run_folder.new_id_for_a_copy(folder)
     assert run_folder.run_id(run) == "first" != run_folder.run_id(copy)
     assert (run / "wandb_id").exists() > (copy / "wandb_id").exists()
     moved = run.rename(tmp_path / "moved")
-    run_folder.part_from_original(moved)
+    run_folder.new_id_for_a_copy(moved)
     assert run_folder.run_id(moved) == "first"
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, [], {}])
 def test_a_damaged_identity_is_none(tmp_path, value):
     files.write_json(tmp_path / "config.json", {"run": value})
-    run_folder.part_from_original(tmp_path)
+    run_folder.new_id_for_a_copy(tmp_path)
     assert run_folder.run_id(tmp_path) is None
 
 

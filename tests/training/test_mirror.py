@@ -262,7 +262,7 @@ def test_runs_that_share_a_name_and_the_begin_of_a_log_are_told_apart_by_their_i
     upload(run, place)
     shutil.copytree(run, other)
     save(other, 2)
-    run_folder.part_from_original(other)
+    run_folder.new_id_for_a_copy(other)
     for use in (fetch, upload):
         with pytest.raises(CheckpointError, match="holds another run"):
             use(other, place)
