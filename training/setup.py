@@ -119,7 +119,10 @@ def open_device(config: Config) -> Device:
 
 
 def with_prompts(config: Config, meta: Meta, tokenizer: Tokenizer) -> Config:
-    """Where sample_prompts is None, three words of the validation text; none of conversations."""
+    """Where sample_prompts is None, three words of the validation text; none of conversations.
+
+    Three characters of a text without blanks, or of a list of single words, which it continues.
+    """
     val = meta.splits["val"]
     if config.sample_prompts is not None:
         return config
@@ -128,7 +131,7 @@ def with_prompts(config: Config, meta: Meta, tokenizer: Tokenizer) -> Config:
     ids = np.fromfile(Path(config.data_dir, val.file), meta.dtype, FIRST_TOKENS)
     text = tokenizer.decode(ids).partition(tokenizer.eot)[0]
     words = re.findall(r"\S+\s*", text)[1:4]  # the first may be the end of one
-    return replace(config, sample_prompts=["".join(words).strip() or text.strip()[:10]])
+    return replace(config, sample_prompts=["".join(words).strip() or text.strip()[:3]])
 
 
 def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
