@@ -339,4 +339,5 @@ def out_of_memory(error: BaseException) -> bool:
     signs += ("DefaultCPUAllocator: not enough memory",)  # on Windows
     signs += ("can't start new thread",)  # for its stack of 8 MB
     signs += ("OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")  # Intel's
+    signs += ("Invalid buffer size",)  # Apple's (github.com/pytorch/pytorch/issues/187567)
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -238,6 +238,8 @@ def test_a_gpu_is_known_by_its_name_and_not_by_a_similar_one(name, flops):
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
         (RuntimeError("UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9.05 GiB, other"), True),
+        (RuntimeError("Invalid buffer size: 24.00 GiB"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (RunError("out of memory with a single sequence"), False),  # ours, which says more
     ],
