@@ -369,10 +369,15 @@ def write_config(run: Path, settings: dict, run_id: str) -> None:
 
 
 def new_id_for_a_copy(run: Path) -> None:
-    """Give a run folder a new id if it is a copy of another folder that still exists."""
+    """Give a run folder a new id if it is a copy of another folder that still exists.
+
+    If this user may not read that folder, the run counts as moved.
+    """
     settings = read_json(run / "config.json")
     own = identity(settings)
     original = Path(own.get("folder", run))
+    if not os.access(original / "config.json", os.R_OK):
+        return
     if own.get("id") and own["id"] == run_id(original) and not original.samefile(run):
         write_config(run, settings, secrets.token_hex(8))
         (run / "wandb_id").unlink(missing_ok=True)

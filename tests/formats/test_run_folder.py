@@ -1,6 +1,9 @@
 """formats/run_folder.py: whole step folders or none, what is found, and how damage is answered."""
 
+import os
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 
 from formats import files, pretrained, run_folder
 from formats.run_folder import CheckpointError
+from tests.conftest import ROOT
 
 
 def save(run, step, value=1.0):
@@ -247,6 +251,23 @@ def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
     moved = run.rename(tmp_path / "moved")
     run_folder.new_id_for_a_copy(moved)
     assert run_folder.run_id(moved) == "first"
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs util-linux")
+def test_a_copy_of_what_another_user_keeps_private_is_the_run(tmp_path):
+    """As a run that trained in a container, under /root, and goes on outside."""
+    run = tmp_path / "private" / "run"
+    save(run, 1)
+    run_folder.write_config(run, {}, "first")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    run.parent.chmod(0)
+    # Without its capabilities, root may not read this either.
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    code = "import sys; from formats.run_folder import *; new_id_for_a_copy(Path(sys.argv[1]))"
+    command = [*drop, sys.executable, "-c", code, copy]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    run.parent.chmod(0o700)
+    assert run_folder.run_id(copy) == "first"
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, [], {}])
