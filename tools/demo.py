@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import functools
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 
@@ -144,6 +145,8 @@ def main(argv: list[str]) -> None:
     )
     add_device(parser)
     args = parser.parse_args(argv)
+    own = tempfile.TemporaryDirectory()  # until main ends: /tmp/gradio may be another user's
+    os.environ.setdefault("GRADIO_TEMP_DIR", own.name)  # before gradio is imported
     page = build(hardware.find_device(args.device))
 
     from starlette.middleware import Middleware  # comes with gradio

@@ -30,15 +30,17 @@ def folder(tmp_path_factory, char_data):
 
 
 @pytest.fixture(scope="module")
-def url(folder):
-    """The address of the page, while it is served."""
+def url(folder, tmp_path_factory):
+    """The address of the page, while it is served, with a temporary folder gradio of others."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    (temporary / "gradio").write_text("as good as another user's folder")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     with subprocess.Popen(
         [sys.executable, "-m", "tools.demo", "--port", str(port), "--device", "cpu"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
