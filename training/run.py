@@ -22,8 +22,8 @@ from training.optimizer import parameter_names
 from training.saver import Saver
 from training.schedule import MAX_BAD_STEPS, Clock, Counters, Schedule
 
-# Tokens whose gradients an M1 or M2 adds up correctly; PyTorch 2.14 adds what else is in memory to
-# those of 32,767 and 32,768 (github.com/pytorch/pytorch/issues/195163), and is slow with more.
+# Tokens whose gradients an M1 or M2 adds up correctly; PyTorch 2.14 may add what else is in memory
+# to those of 32,767 or 32,768 (github.com/pytorch/pytorch/issues/195163), and is slow with more.
 MOST_SUMMED = 32_766
 
 
