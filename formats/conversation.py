@@ -111,7 +111,11 @@ PLAIN = Form(
     ),
     ollama_template=(
         '{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}\n\n'
-        '{{ else if eq .Role "assistant" }}Assistant: {{ .Content }}\n\n'
+        '{{ else if eq .Role "assistant" }}Assistant:'
+        # Ollama returns and gets back a reply as it was generated: with the space before it and,
+        # where the text ended, the blank line after it. Go's templates cannot trim.
+        '{{ if ne (printf "%.1s" .Content) " " }} {{ end }}{{ .Content }}'
+        '{{ if ne (slice (printf "  %s" .Content) (len .Content)) "\\n\\n" }}\n\n{{ end }}'
         '{{ else if eq .Role "system" }}System: {{ .Content }}\n\n'
         '{{ else if eq .Role "tool" }}Tool: {{ .Content }}\n\n{{ end }}{{ end }}Assistant:'
     ),

@@ -370,9 +370,10 @@ PARAMETER stop "<|endoftext|>"
 CHAT_MODELFILE = '''FROM ./my model.gguf
 TEMPLATE """{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}
 
-{{ else if eq .Role "assistant" }}Assistant: {{ .Content }}
+{{ else if eq .Role "assistant" }}Assistant:{{ if ne (printf "%.1s" .Content) " " }} {{ end }}\
+{{ .Content }}{{ if ne (slice (printf "  %s" .Content) (len .Content)) "\\n\\n" }}
 
-{{ else if eq .Role "system" }}System: {{ .Content }}
+{{ end }}{{ else if eq .Role "system" }}System: {{ .Content }}
 
 {{ else if eq .Role "tool" }}Tool: {{ .Content }}
 
