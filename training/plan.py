@@ -220,10 +220,13 @@ def check_disk(run: Run) -> None:
             for _ in range(2):
                 run_folder.append_log(partial, {})
     except OSError as error:
+        advice = "Choose another checkpoint_dir"
+        if run.step:  # such as another user's run: in an empty folder it would start from scratch
+            advice = "To continue this run, copy its folder, and make the copy the checkpoint_dir"
         raise RunError(
             f"{run.folder} cannot hold checkpoints: {files.error_message(error)}. A run appends to"
-            " its log there, and renames folders. Choose another checkpoint_dir; mirror can copy"
-            " each save to a disk that cannot do this"
+            f" its log there, and renames folders. {advice}; mirror can copy each save to a disk"
+            " that cannot do this"
         ) from None
     files.delete_folder(trial)
 

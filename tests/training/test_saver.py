@@ -311,6 +311,9 @@ def test_a_disk_that_renames_no_folders_is_known_before_the_first_step(
     monkeypatch.setattr(os, "replace", of_a_bucket)
     with pytest.raises(RunError, match=r"run cannot hold checkpoints: .*Too many open files.*mirr"):
         check_disk(run)
+    run.counters.step = 10  # another checkpoint_dir would begin again
+    with pytest.raises(RunError, match="copy its folder"):
+        check_disk(run)
     assert sorted(os.listdir(run.folder)) == there
 
 
