@@ -61,11 +61,14 @@ def test_a_changed_model_is_not_exported(monkeypatch, arch, name, other):
 
 
 @pytest.mark.parametrize("arch", FINGERPRINTS)
-def test_weights_on_which_no_logit_depends_are_neither_exported_nor_read(monkeypatch, arch):
+def test_what_only_training_computes_is_neither_exported_nor_read(monkeypatch, arch):
     class Predicting(GPT):
         def __init__(self, *args):
             super().__init__(*args)
             self.later = torch.nn.Linear(16, 16)  # for the token after the next
+
+        def head(self, x, targets):
+            return super().head(x, targets) + self.training
 
     config = GPTConfig(97, 32, 1, 2, 16, arch=arch)
     plain = to_hf(config, GPT(config).state_dict(), 97)
