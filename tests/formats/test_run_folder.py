@@ -90,6 +90,8 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 4, 5]
     assert run_folder.find(tmp_path).name == "step_00000002"
     assert run_folder.find(tmp_path / "step_00000004").name == "step_00000004"
+    (tmp_path / "step_00000002").rename(tmp_path / "step_00000002 (kept)")
+    assert run_folder.find(tmp_path).name == "step_00000005"
 
 
 def test_a_run_may_have_a_name_that_ends_like_a_steps(tmp_path):
@@ -180,6 +182,7 @@ def test_a_log_keeps_every_character_of_a_sample(tmp_path):
         '{"step": 3}',
         '{"step": "3", "val_loss": 1.5}',
         '{"step": 3, "val_loss": "low"}',
+        '{"step": 3, "val_loss": 0.5, "sha256": "of 1.5"}',
     ],
 )
 def test_a_best_json_that_is_damaged_counts_as_none(tmp_path, content):
@@ -202,6 +205,7 @@ def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
         '{"loss": 1}',
         '{"step": "1"}',
         '{"step": 1, "val_loss": "low"}',
+        '{"step": 1, "running_s": "long"}',
         '{"step": 1, "lo',
         '{"step": 2, "loss": null}',
         '{"ste',
