@@ -178,6 +178,7 @@ def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
 
 def test_the_card_of_a_run_from_weights_names_them(tmp_path):
     source = pretrained.load(reciting(tmp_path / "run", "A text."))
+    run_folder.write_log(tmp_path / "run", [{"step": 1, "val_loss": None}])  # it was not finite
     source.state["settings"]["init_from"] = "hf://openai-community/gpt2"
     export.write_card(tmp_path, source, 1000, "hf", chat=True)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
