@@ -47,8 +47,9 @@ def memory(
     if not compiled:
         needed["activations"] *= 2
     in_backward = needed["gradients"] + needed["activations"]
-    if micro_batch == config.batch_size // distributed.world_size:
-        # Without accumulation, gradients are allocated while activations are freed.
+    if micro_batch == config.batch_size:
+        # Gradients are allocated while activations are freed. Not where they are accumulated, nor
+        # with several processes: DistributedDataParallel keeps them.
         in_backward = max(needed["gradients"], needed["activations"])
     return needed | {"peak": needed["weights"] + needed["optimizer"] + in_backward}
 

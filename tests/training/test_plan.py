@@ -12,7 +12,7 @@ from model import GPT, GPTConfig
 from tests.conftest import trained
 from tests.training.conftest import small_run
 from training import distributed
-from training.memory import activations, memory
+from training.memory import activations, memory, memory_here
 from training.optimizer import make_optimizer
 from training.plan import banner, from_data_sheet, hours_table
 from training.start import model_shape
@@ -86,6 +86,8 @@ def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeyp
         found = re.search(r"(\d+) h (\d+) min", row)
         hours.append(int(found[1]) + int(found[2]) / 60)
     assert hours[0] / hours[1] == pytest.approx(4, rel=0.02)
+    needed = memory_here(run, run.local_batch)
+    assert needed.pop("peak") == sum(needed.values())  # gradients are kept
     assert "of the peak speed of 4 GPUs" in head
 
 
