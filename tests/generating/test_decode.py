@@ -206,6 +206,7 @@ def test_a_step_gives_the_logits_of_a_whole_forward(make_decoder, shape, weights
     """Under autocast as at the evaluations of a run."""
     model = randomized(**shape).to(weights)
     decoder, texts = make_decoder(model, 3), [[5, 17, 3], [8] * 6, [1]]
+    assert decoder.cache.keys.dtype == weights
     device = model.wte.weight.device.type
     ids = torch.randint(97, (12, 3), generator=torch.Generator().manual_seed(0))
     with torch.autocast(device, torch.bfloat16) if cast else contextlib.nullcontext():

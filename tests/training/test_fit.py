@@ -51,10 +51,11 @@ def test_a_loss_in_chunks_is_the_same(arch):
     fit.use_chunked_loss(model, 5)
     assert torch.equal(model(x), logits)
     assert_same(plain, loss_and_gradients(model.train(), x, y))
+    assert model(x, torch.full_like(y, IGNORE)) == 0
     assert model.state_dict().keys() == names
 
 
-def test_a_trial_leaves_buffers_as_they_are(little_data, tmp_path):
+def test_a_trial_leaves_buffers_as_they_are_and_no_gradients(little_data, tmp_path):
     run = small_run(little_data, tmp_path)
     run.model.register_buffer("forwards", torch.zeros(()))
     run.model.register_forward_pre_hook(lambda model, inputs: model.forwards.add_(1) and None)
@@ -62,6 +63,7 @@ def test_a_trial_leaves_buffers_as_they_are(little_data, tmp_path):
     assert run.model.forwards == 1
     assert fit.try_step(run) is None
     assert run.model.forwards == 1
+    assert not [p for p in run.model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=["gpt2", "qwen3"])
