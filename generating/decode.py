@@ -274,7 +274,6 @@ def fits_cache(shape: str) -> bool:
     return same(fingerprint(config, with_cache), fingerprint(config))
 
 
-@torch.inference_mode()
 def make_decoder(model, rows: int) -> Decoder | Uncached:
     """The fastest decoder for the model's device that computes what the model does."""
     if not fits_cache(json.dumps(asdict(model.config))):
@@ -354,14 +353,14 @@ class KVCache:
     def attend(self, layer, q, k, v):
         """Write the new tokens' keys and values to a layer's cache, and attend to all of it.
 
-        q: [B, heads, T, D]. k, v: [B, kv heads, T, D]. Returns a tensor of q's shape and dtype.
+        q: [B, heads, T, D]. k, v: [B, kv heads, T, D]. Returns a tensor of q's shape.
         """
         self.write(self.keys[layer], k)
         self.write(self.values[layer], v)
         keys = self.keys[layer, :, :, : self.read_until]
         values = self.values[layer, :, :, : self.read_until]
         with self.backends():
-            y = F.scaled_dot_product_attention(
+            return F.scaled_dot_product_attention(
                 q.to(keys.dtype),
                 keys,
                 values,
@@ -369,7 +368,6 @@ class KVCache:
                 is_causal=self.is_causal,
                 enable_gqa=k.size(1) < q.size(1),
             )
-        return y.to(q.dtype)
 
     def backends(self):
         """A context that excludes cuDNN's attention, which builds a plan per prompt length.

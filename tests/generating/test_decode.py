@@ -167,19 +167,38 @@ def test_the_smallest_contexts_go_on_too(make_decoder, context):
     assert len(list(generate(model, [[1, 2, 3], [4]], 7, decoder=make_decoder(model, 2)))) == 7
 
 
-def test_a_changed_model_that_the_cache_does_not_fit_goes_without_it(monkeypatch):
-    def windowed(q, k, v, dropout):  # to the last 20 tokens; KVCache.attend does not know
-        distance = torch.arange(q.size(2))[:, None] - torch.arange(q.size(2))
-        mask = (distance >= 0) & (distance < 20)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+def windowed(q, k, v, dropout):
+    """Attention to the last 20 tokens, of which KVCache.attend does not know."""
+    distance = torch.arange(q.size(2))[:, None] - torch.arange(q.size(2))
+    mask = (distance >= 0) & (distance < 20)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    monkeypatch.setattr("model.causal_attention", windowed)
+
+def shifted(self, x):
+    """An MLP of the token before, which the first forward has and a step of one token has not."""
+    x = torch.nn.functional.pad(x[:, :-1], (0, 0, 1, 0))
+    return self.c_proj(self.c_fc(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("causal_attention", windowed), ("MLP.forward", shifted)]
+)
+def test_a_changed_model_that_the_cache_does_not_fit_goes_without_it(monkeypatch, name, other):
+    monkeypatch.setattr(f"model.{name}", other)
     decode.fits_cache.cache_clear()
     model = varied()
     with pytest.warns(UserWarning, match="leaves the cache out"):
         written = list(generate(model, PROMPTS, 40, temperature=0))
     decode.fits_cache.cache_clear()
     assert written == without_cache(model, PROMPTS, 40, temperature=0)
+
+
+def test_a_sequence_whose_logits_are_nan_leaves_the_others_as_they_are():
+    model = randomized(tie_weights=False)
+    model.wte.weight.data[5] = torch.nan
+    alone = list(generate(model, [[7]], 5, temperature=0))
+    both = list(generate(model, [[5], [7]], 5, temperature=0))
+    assert both == [[decode.NAN, *ids] for ids in alone]
 
 
 def test_the_cache_fits_in_bfloat16_too():
