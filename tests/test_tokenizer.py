@@ -269,7 +269,7 @@ def test_the_length_to_which_another_program_cut_texts_is_not_kept(tmp_path):
     file = str(tmp_path / "tokenizer.json")
     hf = HFTokenizer.from_str(BPE.to_json())
     hf.enable_truncation(4)
-    hf.enable_padding(length=900)
+    hf.enable_padding(length=9000)
     hf.save(file)
     Tokenizer.load(file).save(file)
     ids = BPE.encode(OTHER_SCRIPTS).tolist()
