@@ -420,7 +420,9 @@ def test_a_trial_counts_all_micro_batches_and_one_update(
     run = small_run(little_data, tmp_path / "run", *more)
     run.counters.step = 25_000
     clock(step=a_look)
+    weights = run.model.wte.weight.clone()
     assert measure(run) == (pytest.approx(seconds), micro_batch)
+    assert torch.equal(run.model.wte.weight, weights)
     shown = measured_here(run)
     took = 75_000 * seconds  # of the steps that are left
     expected = rf"here +{duration(took)} +{took / 100:,.2f} +{seconds:.3f} s per step"

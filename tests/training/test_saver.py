@@ -308,8 +308,8 @@ def test_a_disk_that_renames_no_folders_is_known_before_the_first_step(
         rename(source, target)
 
     run = small_run(char_data, tmp_path / "run")
-    check_disk(run)
     there = sorted(os.listdir(run.folder))
+    check_disk(run)
     monkeypatch.setattr(os, "replace", of_a_bucket)
     with pytest.raises(RunError, match=r"run cannot hold checkpoints: .*Too many open files.*mirr"):
         check_disk(run)

@@ -340,9 +340,10 @@ def test_a_compiled_copy_of_transposed_matrices_is_exact():
 
 
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
-    """A library that a kill has left empty is not loaded by the next start."""
-    empty, whole = tmp_path / "cache/ab/c.main.so", tmp_path / "cache/de/f.main.so"
-    for path, content in ((empty, b""), (whole, b"a library")):
+    """Code that a kill has left empty is not loaded by the next start."""
+    names = {"ab/c.main.so": b"", "ab/c.py": b"", "de/f.main.so": b"a library"}
+    code = {tmp_path / "cache" / name: content for name, content in names.items()}
+    for path, content in code.items():
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
     compiler = tmp_path / "c++"
@@ -355,7 +356,7 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     line = r"compiling \.\.\. torch.compile failed: .*; training continues without it\n"
     assert re.search(line, result.stdout)
     assert losses(tmp_path / "run")[1]
-    assert whole.exists() and not empty.exists()
+    assert [path.exists() for path in code] == [False, False, True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names Linux' compilers")
