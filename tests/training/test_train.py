@@ -323,6 +323,7 @@ def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, dtype, s
     for flops, compiled in ((short, False), (long, True)):
         total_steps = round(flops / step)
         assert should_compile(config, run.model, device, total_steps) == compiled
+    assert not should_compile(run.config, run.model, device, total_steps)  # compile = False
     monkeypatch.setattr(distributed, "world_size", 1000)  # each does so little of it
     assert not should_compile(config, run.model, device, total_steps)
 
@@ -368,6 +369,7 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
         ("cuda", {"PATH": "/nowhere"}, "there is no compiler"),
         ("cpu", {"TORCHINDUCTOR_CACHE_DIR": "/a b"}, "/a b has a blank or a quote in its path"),
         ("cpu", {"TORCHINDUCTOR_CACHE_DIR": "/it's"}, "/it's has a blank or a quote in its path"),
+        ("cuda", {"TORCHINDUCTOR_CACHE_DIR": "/a b"}, ""),
         ("mps", {"PATH": "/nowhere"}, ""),
         ("cpu", {}, ""),
     ],
@@ -384,11 +386,14 @@ def test_what_torch_compile_lacks_is_known_before_it_is_tried(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="os.ST_NOEXEC")
 def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
-    assert not compiler_obstacle("cpu")
     mounted = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
-    monkeypatch.setattr(os, "statvfs", {tmp_path: mounted}.get)
-    assert f"the disk of {tmp_path}/new, as it is mounted noexec" in compiler_obstacle("cpu")
+    for folder in (tmp_path, tmp_path / "new"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        assert not compiler_obstacle("cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", {tmp_path: mounted}.get)
+            found = compiler_obstacle("cpu")
+        assert f"the disk of {folder}, as it is mounted noexec" in found
 
 
 @pytest.mark.parametrize("there", [True, False])
