@@ -163,3 +163,6 @@ def test_a_learning_rate_of_0_leaves_the_other_rates_as_they_are():
     groups = make_optimizer(model, config, CPU, decay=0.002).param_groups
     rates = {group["initial_lr"]: group["weight_decay"] for group in groups}
     assert rates == {0.3: 0.002 / 0.3, 0.0: 0.0, 0.02: 0.002 / 0.02}
+    config = Config(optimizer="muon", learning_rate=0.3, muon_lr=0.02, embedding_lr=0.0)
+    groups = make_optimizer(model, config, CPU, decay=0.002).param_groups
+    assert {group["initial_lr"] for group in groups} == {0.3, 0.0, 0.02}

@@ -137,8 +137,8 @@ def test_state_in_the_groups_of_an_optimizer_is_loaded_and_the_rates_are_those_o
 ):
     def run_with(rate):
         run = small_run(char_data, tmp_path)
-        groups = [{"params": run.model.parameters(), "initial_lr": rate, "steps": 0}]
-        run.optimizer = torch.optim.Rprop(groups)
+        group = dict.fromkeys(("initial_lr", "weight_decay"), rate) | {"steps": 0}
+        run.optimizer = torch.optim.Rprop([group | {"params": run.model.parameters()}])
         return run
 
     run, again = run_with(1e-3), run_with(2e-3)
@@ -147,7 +147,7 @@ def test_state_in_the_groups_of_an_optimizer_is_loaded_and_the_rates_are_those_o
     save(run, 1)
     load_checkpoint(tmp_path / "step_00000001", again.model, again.optimizer, again.scaler)
     (group,) = again.optimizer.param_groups
-    assert (group["steps"], group["initial_lr"]) == (7, 2e-3)
+    assert (group["steps"], group["initial_lr"], group["weight_decay"]) == (7, 2e-3, 2e-3)
 
 
 @pytest.fixture
