@@ -173,7 +173,7 @@ def test_copies_are_equal_up_to_the_white_space_at_their_end():
 
 def test_seen_documents_are_known_again_after_a_restart(tmp_path):
     seen = Seen(tmp_path / "seen.bin", 0)
-    assert seen.first(np.array([7, 8, 7], np.uint64)).tolist() == [True, True, False]
+    assert seen.first(np.array([7, 7, 8], np.uint64)).tolist() == [True, False, True]
     count = seen.save()
     seen.first(np.array([9], np.uint64))
     seen.save()  # the journal still has the former count
