@@ -46,21 +46,22 @@ def lr_multiplier(step: int, total_steps: int, config) -> float:
     """The learning rate of step `step` (from 0) divided by the peak.
 
     After a linear warm-up it follows a cosine, or stays constant and falls linearly over the last
-    half of the steps (wsd: warm-up, stable, decay), to min_lr at the last step. config: has
-    learning_rate, min_lr (None: learning_rate / 10; 0 for wsd), warmup_steps and lr_schedule.
+    half of the steps (wsd: warm-up, stable, decay). It would be min_lr one step after the last,
+    which with 0 would train nothing. config: has learning_rate, min_lr (None: learning_rate / 10;
+    0 for wsd), warmup_steps and lr_schedule.
     """
     low = final_multiplier(config)
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.lr_schedule == "wsd":
-        left = (total_steps - 1 - step) / max(1, DECAY_FRACTION * total_steps)
+        left = (total_steps - step) / max(1, DECAY_FRACTION * total_steps)
         return low + (1 - low) * min(1.0, left)
-    done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
+    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def final_multiplier(config) -> float:
-    """The learning rate of the last step divided by the peak. config: as in lr_multiplier."""
+    """min_lr, or its default, divided by the peak. config: as in lr_multiplier."""
     if config.min_lr is None:
         return 0.0 if config.lr_schedule == "wsd" else 0.1
     return config.min_lr / config.learning_rate if config.min_lr else 0.0

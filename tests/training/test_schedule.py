@@ -25,13 +25,13 @@ WSD = {"learning_rate": 1.0, "warmup_steps": 10, "lr_schedule": "wsd"}
 @pytest.mark.parametrize(
     ("settings", "total_steps", "expected"),
     [
-        (COSINE, 101, {0: 0.05, 9: 0.5, 19: 1.0, 20: 1.0}),  # a warm-up
-        (COSINE, 101, {40: 0.2 + 0.8 * (0.5 + 0.25 * 2**0.5), 60: 0.6, 100: 0.2, 150: 0.2}),
-        (COSINE | {"min_lr": None}, 101, {100: 0.1}),  # by default a tenth of the peak
+        (COSINE, 100, {0: 0.05, 9: 0.5, 19: 1.0, 20: 1.0}),  # a warm-up
+        (COSINE, 100, {40: 0.2 + 0.8 * (0.5 + 0.25 * 2**0.5), 60: 0.6, 100: 0.2, 150: 0.2}),
+        (COSINE | {"min_lr": None}, 100, {100: 0.1}),  # by default a tenth of the peak
         (COSINE | {"warmup_steps": 0}, 1, {0: 1.0}),
-        (WSD, 100, {4: 0.5, 9: 1.0, 30: 1.0, 49: 1.0, 74: 0.5, 99: 0.0}),
-        (WSD | {"warmup_steps": 0}, 1, {0: 0.0}),
-        (WSD | {"warmup_steps": 0}, 2, {0: 1.0, 1: 0.0}),
+        (WSD, 100, {4: 0.5, 9: 1.0, 30: 1.0, 50: 1.0, 75: 0.5, 100: 0.0}),
+        (WSD, 100, {99: 0.02}),  # the last step trains, too
+        (WSD | {"warmup_steps": 0}, 1, {0: 1.0}),
     ],
 )
 def test_the_learning_rate_of_a_step(settings, total_steps, expected):
