@@ -342,7 +342,7 @@ def test_a_compiled_copy_of_transposed_matrices_is_exact():
 
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
     """Code that a kill has left empty is not loaded by the next start."""
-    names = {"ab/c.main.so": b"", "ab/c.py": b"", "de/f.main.so": b"a library"}
+    names = {"ab/c.main.so": b"", "bc/d.py": b"", "de/f.main.so": b"a library"}
     code = {tmp_path / "cache" / name: content for name, content in names.items()}
     for path, content in code.items():
         path.parent.mkdir(parents=True)
