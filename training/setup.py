@@ -130,8 +130,8 @@ def with_prompts(config: Config, meta: Meta, tokenizer: Tokenizer) -> Config:
         return replace(config, sample_prompts=[])
     ids = np.fromfile(Path(config.data_dir, val.file), meta.dtype, FIRST_TOKENS)
     text = tokenizer.decode(ids).partition(tokenizer.eot)[0]
-    words = re.findall(r"\S+\s*", text)[1:4]  # the first may be the end of one
-    return replace(config, sample_prompts=["".join(words).strip() or text.strip()[:3]])
+    words = re.search(r"\s(\S+(?:[ \t]+\S+){,2})", text)  # the first may be the end of one
+    return replace(config, sample_prompts=[words[1] if words else text.strip()[:3]])
 
 
 def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:

@@ -56,6 +56,7 @@ def test_only_a_prompt_that_was_typed_has_to_be_of_known_characters(tmp_path, ca
     [
         ("Bylo jednou\tjedno království. ", r"\S+\s\S+\s\S+"),
         ("从前有一座山，山里有一座庙。", "..."),
+        ("Anna\nBert\n", r"\w+"),  # commands show it, and do not span lines
     ],
 )
 def test_the_prompt_of_a_preset_is_in_the_language_of_the_text(tmp_path, text, shown):
