@@ -224,5 +224,5 @@ def _how_to_prepare(folder):
         f"{folder.as_posix()} holds no prepared data (no meta.json); run\n"
         f"  python {our_file('prepare_data.py')} {text} --out {out}\n"
         "(the first lines of a preset have its own command), or name the folder where it is now.\n"
-        f"Prepared in {Path('data').absolute()}: {few(prepared) or 'nothing yet'}"
+        f"Now prepared in {Path('data').absolute()}: {few(prepared) or 'nothing yet'}"
     )
