@@ -104,7 +104,9 @@ def tensor_bytes(values) -> int:
     from torch.utils._pytree import tree_leaves
 
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+    # Not by data_ptr(), which two tensors of an Apple GPU may share: see saver.copy_to_ram.
+    places = {(t.untyped_storage().data_ptr(), t.storage_offset()): t.nbytes for t in tensors}
+    return sum(places.values())
 
 
 def step_name(step: int) -> str:
