@@ -24,5 +24,5 @@ warmup_steps = 20
 lr_schedule = "wsd"
 epochs = 8
 max_steps = 6000  # 24.6 million tokens
-eval_interval = 500
+eval_interval = 250
 sample_prompts = None  # three words of the validation text
