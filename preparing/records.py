@@ -88,6 +88,8 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
             f" --text_field, {RENAME}"
         )
     known = {name if text_field else name.lower(): record[name] for name in fields}
+    if _repeats_exchange(known):
+        del known[TEXT]
     filled = [name for name, value in known.items() if value]
     name = _first(filled, (text_field, TEXT, *CONVERSATIONS))
     if name:
@@ -111,6 +113,15 @@ def shown(names: list) -> str:
 
 def _first(names, wanted):
     return next((name for name in wanted if name in names), None)
+
+
+def _repeats_exchange(known):
+    """True if the text repeats the question and ends with the answer, as in the Hub's Alpaca."""
+    parts = [known.get(_first(known, group)) for group in ([TEXT], ASKED, ANSWERED)]
+    if not all(part and isinstance(part, str) for part in parts):
+        return False
+    text, asked, answer = parts
+    return asked in text and text.endswith(answer)
 
 
 def _exchange(record, filled):

@@ -33,6 +33,11 @@ ALPACA = [
     {"instruction": "Who are you?", "input": "", "output": 'A model, "small".\nAnd you?'},
     {"instruction": "2+2?", "input": None, "output": "4"},
 ]
+# As on the Hub, where a field has the exchange as text, too.
+RENDERED = [
+    {**row, "text": f"### Instruction:\n{row['instruction']}\n\n### Response:\n{row['output']}"}
+    for row in ALPACA
+]
 ROWS = [f"{n},Row {n}." for n in range(1, 401)]
 TEXTS = [f"Row {n}." for n in range(1, 401)]
 
@@ -274,7 +279,9 @@ def test_bytes_in_parquet_are_text(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
-@pytest.mark.parametrize("records", [SHAREGPT, ALPACA], ids=["ShareGPT", "Alpaca"])
+@pytest.mark.parametrize(
+    "records", [SHAREGPT, ALPACA, RENDERED], ids=["ShareGPT", "Alpaca", "Alpaca with a text"]
+)
 def test_known_sets_of_conversations_are_read_from_every_table(tmp_path, records, name):
     path = tmp_path / name
     if name == "a.parquet":
@@ -293,3 +300,17 @@ def test_known_sets_of_conversations_are_read_from_every_table(tmp_path, records
         'User: Who are you?\n\nAssistant: A model, "small".\nAnd you?\n\n',
         "User: 2+2?\n\nAssistant: 4\n\n",
     ]
+
+
+def test_a_text_that_is_more_than_a_question_and_its_answer_stays(tmp_path):
+    rows = [
+        {"text": "What? This. And more.", "question": "What?", "answer": "This."},
+        {"text": "This.", "question": "What?", "answer": "This."},
+        {"text": "What? This.", "question": "What?", "answer": ""},
+        {"text": "What? This.", "question": "What?", "answer": ["This."]},
+    ]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    assert read(tmp_path / "a.jsonl", content)[0] == [row["text"] for row in rows]
+    rendered = "".join(json.dumps(row) + "\n" for row in RENDERED)
+    texts = read(tmp_path / "a.jsonl", rendered, text_field="text")[0]
+    assert texts == [row["text"] for row in RENDERED]
