@@ -161,6 +161,8 @@ def config_values(config: GPTConfig, vocab_size: int, end_id: int | None) -> dic
         values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
     else:  # transformers 5 reads rope_theta here
         values["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if arch == "qwen3":  # mistral.rs and candle refuse a file without it
+        values["max_window_layers"] = config.n_layer
     return values
 
 

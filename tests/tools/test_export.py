@@ -307,6 +307,7 @@ CONFIGS = {
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
         "use_sliding_window": False,
+        "max_window_layers": 3,
         "rope_scaling": None,
         "tie_word_embeddings": False,
         "bos_token_id": 256,
@@ -316,7 +317,7 @@ CONFIGS = {
     },
 }
 CONFIGS["llama"] = {
-    **{name: value for name, value in CONFIGS["qwen3"].items() if name != "use_sliding_window"},
+    **{name: value for name, value in CONFIGS["qwen3"].items() if "window" not in name},
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "mlp_bias": False,
