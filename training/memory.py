@@ -155,11 +155,15 @@ def fits_ram(run: Run, micro_batch: int) -> bool:
 
     Linux kills a process that takes more.
     """
+    lacks = ram_to_come(run, micro_batch) > (hardware.free_ram() or math.inf)
+    return not distributed.all_reduce_max(lacks)[0]  # each may see other free memory
+
+
+def ram_to_come(run: Run, micro_batch: int) -> int:
+    """Bytes of RAM that a CPU run will allocate on this machine, at its peak."""
     needed = memory_here(run, micro_batch)
     to_come = needed["peak"] - needed["weights"]  # the weights are allocated already
     if run.optimizer.state:  # and the moments, if they come from a checkpoint or a trial
         to_come -= needed["optimizer"]
     copy = checkpoint_bytes(run)  # which the first process saves while it trains on
-    free = hardware.free_ram() or math.inf
-    lacks = copy + distributed.local_world_size * to_come > free
-    return not distributed.all_reduce_max(lacks)[0]  # each may see other free memory
+    return copy + distributed.local_world_size * to_come

@@ -28,6 +28,7 @@ from training.memory import (
     largest_micro_batch,
     memory_here,
     micro_batch_to_try,
+    ram_to_come,
 )
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
 from training.run import Run
@@ -93,6 +94,12 @@ def warnings(run: Run) -> list[str]:
         found.append(
             f"{tokens:,} tokens of text for {parameters:,} parameters: the model will overfit; use"
             " more text, trained weights (docs/fine-tuning.md), or a smaller n_layer and n_embd"
+        )
+    if run.device.type == "cpu" and not run.schedule.done and not fits_ram(run, 1):
+        found.append(
+            f"training takes up to {ram_to_come(run, 1) / 1e9:.1f} GB more memory, and"
+            f" {(hardware.free_ram() or 0) / 1e9:.1f} GB are free: the system may kill the run, or"
+            " swap; close other programs, lower block_size, or choose a smaller model"
         )
     more, free, place = disk_space(run)
     if more > free and not run.schedule.done:

@@ -355,7 +355,9 @@ def test_a_cpu_without_memory_for_one_sequence_is_found_before_it_is_used(run, m
     monkeypatch.setattr(hardware, "free_ram", lambda: needed)
     run.compiles = False
     assert fits_ram(run, 1)
+    assert "more memory" not in banner(run)
     monkeypatch.setattr(hardware, "free_ram", lambda: needed - 1)
+    assert f"warning     training takes up to {needed / 1e9:.1f} GB more memory" in banner(run)
     assert "one sequence does not fit in the memory of cpu" in measured_here(run)
 
 
