@@ -340,6 +340,7 @@ JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 LIST = "nothing but short lines, such as a list of names"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
+HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
 NO_REPLY = "conversations in which the assistant says nothing"
 EMPTY_REPLY = "conversations with an empty reply"
 WEIGHTS = "replies that are marked as not to be trained on, which count like others"
@@ -362,6 +363,7 @@ ADVICE = {
     " Python's html.unescape. In code, they may be meant",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
+    HEADING: "docs/other-programs.md has a command that joins the lines of each article",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
     " export of another program, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
@@ -399,6 +401,7 @@ CODES = (
 BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
+TITLE = re.compile(r"\s*= [^\n]* =\s*\Z")  # " = Robert = " or " = = Career = = "
 OBJECT = re.compile(r'\s*(?:window\.YTD[\w.]+ = )?(?:\[\s*)?\{\s*"[^"\n]*"\s*:')  # as X writes it
 TIME = re.compile(
     r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
@@ -452,8 +455,9 @@ def _found(text, kind):
     if books:
         at, size = extent(books)
         yield GUTENBERG, at, len(data) - size
-    for what, whole in ((JSON, OBJECT), (LIST, SHORT_LINES)):
-        if kind == "txt" and whole.match(text):
+    wholes = ((JSON, OBJECT), (LIST, SHORT_LINES)) if kind == "txt" else ((HEADING, TITLE),)
+    for what, whole in wholes:
+        if whole.match(text):
             yield what, 0, len(data)
     times = list(TIME.finditer(text)) if TIME.search(text, 0, HEAD_CHARS) else []
     if len(times) >= FEWEST_TIMES:

@@ -12,12 +12,14 @@ import subprocess
 import sys
 from functools import cache
 
+import pyarrow.parquet
 import pytest
 
 import config
 from generating.terminal import parse_args
 from preparing.arguments import parse
 from tests.conftest import ROOT
+from tokenizer_bpe import EOT
 
 PAGES = ["README.md", "CONTRIBUTING.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
@@ -230,6 +232,10 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '[{"country": "Italy", "points": 87, "description": "Dry."}]',
         '{"text":"Italy: Dry."}\n',
     ),
+    "WikiText": (
+        ["", " = A = \n", "", " One \n", " = = B = = \n", " Two \n", " = C = \n", " x = y \n"],
+        f"{EOT}\n = A = \n One \n = = B = = \n Two \n{EOT}\n = C = \n x = y \n\n",
+    ),
     "a column with": (
         'Id,Body\n1,"<p>1 &lt; 2</p><a href=""x"">b</a>"\n',
         '{"text": "1 < 2\\nb"}\n',
@@ -242,11 +248,14 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt|fa|csv)|inbox.mbox|jokes", command)[0]
+    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt|fa|csv|parquet)|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).parent.mkdir(exist_ok=True)
-    (tmp_path / read).write_bytes(content.encode())
+    if isinstance(content, list):
+        pyarrow.parquet.write_table(pyarrow.table({"text": content}), tmp_path / read)
+    else:
+        (tmp_path / read).write_bytes(content.encode())
     python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
     subprocess.run(["sh", "-c", python + command], cwd=tmp_path, check=True)
     assert (tmp_path / written).read_bytes().decode() == expected

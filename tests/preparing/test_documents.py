@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, GUTENBERG, HTML_CODES
+from preparing.documents import ADVICE, GUTENBERG, HEADING, HTML_CODES
 from tests.conftest import fails_clearly, ok
 from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT
@@ -114,6 +114,14 @@ LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than any
 CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
 POEM = "A line\n" * 99 + " \n" + "A line\n" * 99
 README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;), as &gt;, &#62;,\n"
+
+
+def test_records_that_are_lines_of_wikitext_are_noticed(tmp_path):
+    rows = [" = Robert = \n", " = = Career = = \n", " In 2000 , x = y = 3 . \n", " a == b \n"]
+    lines = "\n".join(json.dumps({"text": row}) for row in rows)
+    found, report = read(tmp_path / "a.jsonl", lines)
+    assert found == rows
+    assert {rule: counts["documents"] for rule, counts in report.items()} == {HEADING: 2}
 
 
 @pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM])
