@@ -88,12 +88,16 @@ SAFETENSORS = re.compile(r"model(-\d+-of-(\d+))?\.safetensors")
 
 
 def read_config(folder: Path) -> GPTConfig:
-    """The model's shape from config.json.
+    """The model's shape from a folder's config.json. Raises as config_of() does."""
+    path = folder / "config.json"
+    return config_of(files.read_json(path), path)
+
+
+def config_of(values: dict, path: str | Path) -> GPTConfig:
+    """The model's shape from the values of a config.json; path: its name, for messages.
 
     Raises CheckpointError, which lists everything that model.py does not support.
     """
-    path = folder / "config.json"
-    values = files.read_json(path)
     arch = values["model_type"]
     if arch not in SHAPES:
         raise CheckpointError(

@@ -187,7 +187,7 @@ def check(folder: Path) -> tuple[GPTConfig, dict]:
     return replace(config, block_size=state.get("context") or config.block_size), state
 
 
-def check_memory(config: GPTConfig, folder: Path) -> None:
+def check_memory(config: GPTConfig, folder: str | Path) -> None:
     """Raises CheckpointError if weights of this shape, in float32, exceed the free memory."""
     needed = 4 * without_weights(config).num_parameters()
     free = hardware.free_ram() or math.inf
@@ -243,9 +243,11 @@ def fetch(address: str, weights: bool = True) -> Path:
                 raise
             print(f"{without_credentials(str(error))}. Using the copy in {here}", file=sys.stderr)
             return here
-        if "config.json" in sizes and b'"model_type"' in there.read("config.json"):
+        values = files.object_in(there.read("config.json")) if "config.json" in sizes else {}
+        if isinstance(values.get("model_type"), str):
             wanted = [name for name in sizes if name in huggingface.NEXT_TO_WEIGHTS]
             if weights:
+                check_memory(huggingface.config_of(values, f"{address}/config.json"), address)
                 huggingface.check_weights(sizes, address)
                 wanted += huggingface.weights_among(sizes)
             versions = there.versions(wanted)

@@ -12,6 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
+import hardware
 from formats import gguf, pretrained, run_folder
 from formats.address import AddressError, Folder
 from formats.run_folder import CheckpointError
@@ -143,6 +144,18 @@ def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monk
         store.failing = 1
         assert pretrained.resolve("s3://bucket/hf") == found.path
         assert "Using the copy in" in capsys.readouterr().err
+
+
+def test_weights_that_cannot_be_loaded_are_not_fetched(hf_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    address = saved(hf_model, tmp_path / "hf", model_type="qwen2").as_uri()
+    with pytest.raises(CheckpointError, match=f"^{address}/config.json describes the architecture"):
+        pretrained.load(address)
+    saved(hf_model, tmp_path / "hf")
+    monkeypatch.setattr(hardware, "free_ram", lambda: 1000)
+    with pytest.raises(CheckpointError, match=f"^the weights in {address} take"):
+        pretrained.load(address)
+    assert "fetching" not in capsys.readouterr().err
 
 
 def test_fetched_weights_stay_when_the_tokenizer_alone_is_fetched(hf_model, tmp_path, monkeypatch):
