@@ -385,14 +385,17 @@ def test_what_torch_compile_lacks_is_known_before_it_is_tried(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="os.ST_NOEXEC")
-def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(monkeypatch, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(
+    monkeypatch, tmp_path, device
+):
     mounted = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
     for folder in (tmp_path, tmp_path / "new"):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-        assert not compiler_obstacle("cpu")
+        assert not compiler_obstacle(device)
         with monkeypatch.context() as patch:
             patch.setattr(os, "statvfs", {tmp_path: mounted}.get)
-            found = compiler_obstacle("cpu")
+            found = compiler_obstacle(device)
         assert f"the disk of {folder}, as it is mounted noexec" in found
 
 
