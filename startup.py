@@ -158,7 +158,8 @@ def drop_unread() -> None:
 def end() -> None:
     """The script is ready: from here on Ctrl-C raises KeyboardInterrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if os.getpid() != 1:  # a container's first process would not get it: it keeps leave()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run(
