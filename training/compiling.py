@@ -57,6 +57,7 @@ def compiler_obstacle(device: str) -> str:
     folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include")), cache]
     if device == "cuda" and sys.platform == "linux":  # Triton accepts blanks in paths
         names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
+        cache = Path(os.environ.get("TRITON_CACHE_DIR", cache))
     elif device == "cuda" and not importlib.util.find_spec("triton"):
         return "Triton is missing; pip install triton-windows, in the version for this PyTorch"
     elif device != "cpu":
@@ -76,7 +77,7 @@ def compiler_obstacle(device: str) -> str:
                 " compiler; move the environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to"
                 " another folder"
             )
-    if is_noexec(cache):  # Triton, too, loads what it compiles there
+    if is_noexec(cache):
         return (
             f"no code may run from the disk of {cache}, as it is mounted noexec; set"
             " TORCHINDUCTOR_CACHE_DIR to another folder"

@@ -394,9 +394,12 @@ def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         assert not compiler_obstacle(device)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "statvfs", {tmp_path: mounted}.get)
+            free = SimpleNamespace(f_flag=0)
+            patch.setattr(os, "statvfs", {tmp_path: mounted, Path("/"): free}.get)
             found = compiler_obstacle(device)
-        assert f"the disk of {folder}, as it is mounted noexec" in found
+            assert f"the disk of {folder}, as it is mounted noexec" in found
+            patch.setenv("TRITON_CACHE_DIR", "/")
+            assert bool(compiler_obstacle(device)) == (device == "cpu")
 
 
 @pytest.mark.parametrize("there", [True, False])
