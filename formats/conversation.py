@@ -103,9 +103,9 @@ PLAIN = Form(
     turn=("{Name}:", " {message}\n\n"),
     opening=1,
     stop=("\n\nUser:",),
-    chat_template=(
+    chat_template=(  # a method, as minja lacks the filter: OpenVINO GenAI and onnxruntime-genai
         "{% for message in messages %}"
-        "{{ message['role'] | capitalize }}: {{ message['content'] | trim }}\n\n"
+        "{{ message['role'].capitalize() }}: {{ message['content'] | trim }}\n\n"
         "{% endfor %}"
         "{% if add_generation_prompt %}Assistant:{% endif %}"
     ),

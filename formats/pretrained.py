@@ -56,7 +56,8 @@ class Pretrained:
         template = huggingface.read_chat_template(self.path)
         if form_of(self.tokenizer).markers:
             return START in template  # others' templates may hold more, such as tools
-        return template == PLAIN.chat_template
+        # Exports of before December 2026 have a filter where a method is now.
+        return template.replace(" | capitalize", ".capitalize()") == PLAIN.chat_template
 
     @property
     def system(self) -> str | None:

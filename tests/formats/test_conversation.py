@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tokenizers
 from gguf import GGUFReader
-from jinja2 import Environment
+from jinja2 import Environment, nodes
 
 import generate
 from formats import pretrained
-from formats.conversation import END, PLAIN, START, form_of, turns_of
+from formats.conversation import CHATML, END, PLAIN, START, form_of, turns_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from generating.text import Completion
 from tests.conftest import ok, prose, reciting, run_script, write_conversations
@@ -85,6 +85,13 @@ def test_a_conversation_gets_the_ids_that_the_library_gives_the_text_of_its_temp
         prompt = form.prompt(turns_of(messages[:n]), ours)
         text = rendered(form.chat_template, messages[:n], prompt=True)
         assert prompt == ids[: len(prompt)] == library.encode(text).ids
+
+
+@pytest.mark.parametrize("form", [PLAIN, CHATML])
+def test_a_template_has_no_filter_that_minja_lacks(form):
+    """Which is the Jinja of OpenVINO GenAI and onnxruntime-genai."""
+    filters = Environment().parse(form.chat_template).find_all(nodes.Filter)
+    assert {found.name for found in filters} == {"trim"}
 
 
 def test_a_marker_in_a_message_or_a_document_stays_text(data, file):

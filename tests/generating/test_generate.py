@@ -379,7 +379,8 @@ def test_a_folder_with_a_template_was_trained_on_conversations(reciting_folder, 
     assert not noted()
     files.write_json(folder / "tokenizer_config.json", {"chat_template": "[INST]..."})
     assert noted()  # it knows another form
-    (folder / "chat_template.jinja").write_text(PLAIN.chat_template)
+    older = PLAIN.chat_template.replace(".capitalize()", " | capitalize")
+    (folder / "chat_template.jinja").write_text(older)
     assert not noted()
 
 
