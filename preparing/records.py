@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import TextIO
 
 from command_line import plural
-from formats.conversation import BESIDE
+from formats.conversation import BESIDE, CONTENT
 from formats.files import few
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
@@ -116,12 +116,27 @@ def _first(names, wanted):
 
 
 def _repeats_exchange(known):
-    """True if the text repeats the question and ends with the answer, as in the Hub's Alpaca."""
-    parts = [known.get(_first(known, group)) for group in ([TEXT], ASKED, ANSWERED)]
-    if not all(part and isinstance(part, str) for part in parts):
+    """True if the text repeats a question and ends with its answer, as in the Hub's Alpaca.
+
+    Or if it has all messages of a conversation in their order, as a chat template writes them.
+    """
+    text, said = known.get(TEXT), known.get(_first(known, CONVERSATIONS))
+    said = _parsed(said) if isinstance(said, str) else said
+    if said and isinstance(said, list) and all(isinstance(message, dict) for message in said):
+        parts = [next((m[name] for name in CONTENT if name in m), None) for m in said]
+        ending = ""
+    else:
+        parts = [known.get(_first(known, group)) for group in (ASKED, ANSWERED)]
+        ending = parts[-1]
+    if not all(part and isinstance(part, str) for part in (text, *parts)):
         return False
-    text, asked, answer = parts
-    return asked in text and text.endswith(answer)
+    at = 0
+    for part in map(str.strip, parts):
+        at = text.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return text.endswith(ending)
 
 
 def _exchange(record, filled):

@@ -38,6 +38,10 @@ RENDERED = [
     {**row, "text": f"### Instruction:\n{row['instruction']}\n\n### Response:\n{row['output']}"}
     for row in ALPACA
 ]
+TEMPLATED = [  # as notebooks keep what apply_chat_template() gives
+    {**row, "text": "".join(f"<s>{turn['value']}</s>\n" for turn in row["conversations"])}
+    for row in SHAREGPT
+]
 ROWS = [f"{n},Row {n}." for n in range(1, 401)]
 TEXTS = [f"Row {n}." for n in range(1, 401)]
 
@@ -280,7 +284,9 @@ def test_bytes_in_parquet_are_text(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
 @pytest.mark.parametrize(
-    "records", [SHAREGPT, ALPACA, RENDERED], ids=["ShareGPT", "Alpaca", "Alpaca with a text"]
+    "records",
+    [SHAREGPT, TEMPLATED, ALPACA, RENDERED],
+    ids=["ShareGPT", "ShareGPT with a text", "Alpaca", "Alpaca with a text"],
 )
 def test_known_sets_of_conversations_are_read_from_every_table(tmp_path, records, name):
     path = tmp_path / name
@@ -308,6 +314,8 @@ def test_a_text_that_is_more_than_a_question_and_its_answer_stays(tmp_path):
         {"text": "This.", "question": "What?", "answer": "This."},
         {"text": "What? This.", "question": "What?", "answer": ""},
         {"text": "What? This.", "question": "What?", "answer": ["This."]},
+        {"text": "This. What?", **SHAREGPT[1]},
+        {"text": "2+2? 5", **SHAREGPT[1]},
     ]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     assert read(tmp_path / "a.jsonl", content)[0] == [row["text"] for row in rows]
