@@ -236,7 +236,6 @@ def fetch(address: str, weights: bool = True) -> Path:
     there = Folder(address)
     with local_copy(there) as here:
         have = files.read_json(here / ORIGIN)
-        weights = weights or bool(huggingface.weights_among(have))  # keeps them
         try:
             sizes = there.list()
         except AddressError as error:
@@ -247,13 +246,14 @@ def fetch(address: str, weights: bool = True) -> Path:
         values = files.object_in(there.read("config.json")) if "config.json" in sizes else {}
         if isinstance(values.get("model_type"), str):
             wanted = [name for name in sizes if name in huggingface.NEXT_TO_WEIGHTS]
-            if weights:
-                check_memory(huggingface.config_of(values, f"{address}/config.json"), address)
+            if weights or huggingface.weights_among(have):  # keeps them
                 huggingface.check_weights(sizes, address)
                 wanted += huggingface.weights_among(sizes)
             versions = there.versions(wanted)
             if have and versions.items() <= have.items():
                 return here
+            if weights:
+                check_memory(huggingface.config_of(values, f"{address}/config.json"), address)
             with files.atomic_folder(here) as partial:
                 there.get_large({name: sizes[name] for name in wanted}, partial)
                 if there.versions(wanted) != versions:
