@@ -53,11 +53,10 @@ def compiler_obstacle(device: str) -> str:
     Checks its requirements, since torch.compile takes half a minute to fail. device: its type.
     """
     names = [os.environ.get("CXX") or COMPILERS.get(sys.platform, "g++")]
-    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
-    folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include")), cache]
+    folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include"))]
+    folders.append(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
     if device == "cuda" and sys.platform == "linux":  # Triton accepts blanks in paths
         names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
-        cache = Path(os.environ.get("TRITON_CACHE_DIR", cache))
     elif device == "cuda" and not importlib.util.find_spec("triton"):
         return "Triton is missing; pip install triton-windows, in the version for this PyTorch"
     elif device != "cpu":
@@ -77,9 +76,9 @@ def compiler_obstacle(device: str) -> str:
                 " compiler; move the environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to"
                 " another folder"
             )
-    if is_noexec(cache):
+    if folders and is_noexec(folders[-1]):
         return (
-            f"no code may run from the disk of {cache}, as it is mounted noexec; set"
+            f"no code may run from the disk of {folders[-1]}, as it is mounted noexec; set"
             " TORCHINDUCTOR_CACHE_DIR to another folder"
         )
     return ""

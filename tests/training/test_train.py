@@ -385,21 +385,15 @@ def test_what_torch_compile_lacks_is_known_before_it_is_tried(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="os.ST_NOEXEC")
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(
-    monkeypatch, tmp_path, device
-):
+def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(monkeypatch, tmp_path):
     mounted = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
     for folder in (tmp_path, tmp_path / "new"):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-        assert not compiler_obstacle(device)
+        assert not compiler_obstacle("cpu")
         with monkeypatch.context() as patch:
-            free = SimpleNamespace(f_flag=0)
-            patch.setattr(os, "statvfs", {tmp_path: mounted, Path("/"): free}.get)
-            found = compiler_obstacle(device)
-            assert f"the disk of {folder}, as it is mounted noexec" in found
-            patch.setenv("TRITON_CACHE_DIR", "/")
-            assert bool(compiler_obstacle(device)) == (device == "cpu")
+            patch.setattr(os, "statvfs", {tmp_path: mounted}.get)
+            found = compiler_obstacle("cpu")
+        assert f"the disk of {folder}, as it is mounted noexec" in found
 
 
 @pytest.mark.parametrize("there", [True, False])
