@@ -140,11 +140,13 @@ def tune_environment() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
-    # PyTorch's first step asks for a temporary folder, and Python finds none on a full disk.
+    # PyTorch's first step makes a folder in the temporary one. Python finds none on full disks, or
+    # in a container whose disk is read-only; there Linux has one in memory.
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
-        tempfile.tempdir = os.environ.get("TEMP", "/tmp")
+        place = os.environ.get("TEMP", "/tmp")
+        tempfile.tempdir = place if os.access(place, os.W_OK) else "/dev/shm"
 
 
 def drop_unread() -> None:

@@ -18,10 +18,8 @@ else:
 import contextlib
 import gc
 import itertools
-import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -261,10 +259,7 @@ def start(argv: list[str]) -> int:
 def explain(error: BaseException) -> str | None:
     """The sentence for another error, if it has one."""
     if isinstance(error, OSError):
-        message, place = files.error_message(error), tempfile.gettempdir()
-        if message.startswith(place) and not os.access(place, os.W_OK):
-            message += "; PyTorch's cache is made there: set TMPDIR to a folder of yours"
-        return message
+        return files.error_message(error)
     if hardware.out_of_memory(error):
         return (
             "out of memory: weights, optimizer and data take too much of it. Try a smaller n_layer"
