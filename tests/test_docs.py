@@ -233,8 +233,8 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '{"text":"Italy: Dry."}\n',
     ),
     "WikiText": (
-        ["", " = A = \n", "", " One \n", " = = B = = \n", " Two \n", " = C = \n", " x = y \n"],
-        f"{EOT}\n = A = \n One \n = = B = = \n Two \n{EOT}\n = C = \n x = y \n\n",
+        ["", " = A = \n", "", " One \n", " = = B = = \n", " Two \n", " = C = \n", " = 3 \n"],
+        f"{EOT}\n = A = \n One \n = = B = = \n Two \n{EOT}\n = C = \n = 3 \n\n",
     ),
     "a column with": (
         'Id,Body\n1,"<p>1 &lt; 2</p><a href=""x"">b</a>"\n',
