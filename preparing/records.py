@@ -88,7 +88,7 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
             f" --text_field, {RENAME}"
         )
     known = {name if text_field else name.lower(): record[name] for name in fields}
-    if _repeats_exchange(known):
+    if TEXT in known and _repeats_exchange(known):
         del known[TEXT]
     filled = [name for name, value in known.items() if value]
     name = _first(filled, (text_field, TEXT, *CONVERSATIONS))
@@ -120,7 +120,7 @@ def _repeats_exchange(known):
 
     Or if it has all messages of a conversation in their order, as a chat template writes them.
     """
-    text, said = known.get(TEXT), known.get(_first(known, CONVERSATIONS))
+    text, said = known[TEXT], known.get(_first(known, CONVERSATIONS))
     said = _parsed(said) if isinstance(said, str) else said
     if said and isinstance(said, list) and all(isinstance(message, dict) for message in said):
         parts = [next((m[name] for name in CONTENT if name in m), None) for m in said]
