@@ -122,7 +122,7 @@ def _repeats_exchange(known):
     """
     text, said = known[TEXT], known.get(_first(known, CONVERSATIONS))
     said = _parsed(said) if isinstance(said, str) else said
-    if said and isinstance(said, list) and all(isinstance(message, dict) for message in said):
+    if isinstance(said, list) and len(said) > 1 and all(isinstance(m, dict) for m in said):
         parts = [next((m[name] for name in CONTENT if name in m), None) for m in said]
         ending = ""
     else:

@@ -316,6 +316,7 @@ def test_a_text_that_is_more_than_a_question_and_its_answer_stays(tmp_path):
         {"text": "What? This.", "question": "What?", "answer": ["This."]},
         {"text": "This. What?", **SHAREGPT[1]},
         {"text": "2+2? 5", **SHAREGPT[1]},
+        {"text": "2+2? That is 4.", "messages": [{"role": "user", "content": "2+2?"}]},
     ]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     assert read(tmp_path / "a.jsonl", content)[0] == [row["text"] for row in rows]
