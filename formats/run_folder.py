@@ -104,9 +104,16 @@ def tensor_bytes(values) -> int:
     from torch.utils._pytree import tree_leaves
 
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    # Not by data_ptr(), which two tensors of an Apple GPU may share: see saver.copy_to_ram.
-    places = {(t.untyped_storage().data_ptr(), t.storage_offset()): t.nbytes for t in tensors}
-    return sum(places.values())
+    return sum({place_of(t): t.nbytes for t in tensors}.values())
+
+
+def place_of(tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins: its storage, and the offset in it.
+
+    An Apple GPU's data_ptr() adds the offset to an object's address, where another's object may be
+    (github.com/pytorch/pytorch/pull/190373).
+    """
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
 
 
 def step_name(step: int) -> str:

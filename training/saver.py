@@ -239,10 +239,7 @@ def copy_to_ram(values):
     copies = {}
 
     def copied(tensor):
-        # An Apple GPU's data_ptr() adds the offset to an object's address, where another's object
-        # may be (github.com/pytorch/pytorch/pull/190373).
-        place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
-        key = (tensor.device, place, tensor.shape, tensor.stride())
+        key = (tensor.device, run_folder.place_of(tensor), tensor.shape, tensor.stride())
         if key not in copies:
             copies[key] = tensor.to("cpu", copy=True)
         return copies[key]
