@@ -140,6 +140,17 @@ def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, flags):
     assert "special tokens" in (tmp_path / "out/cleaning.json").read_text("utf-8")
 
 
+def test_the_summary_only_names_what_is_rare(tmp_path, flags):
+    rows = [json.dumps({"text": f"Number {i} is a number."}) for i in range(1001)]
+    rows[7] = json.dumps({"text": "a &amp; b"})
+    rows[8:10] = [json.dumps({"text": f"One{i}\0"}) for i in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows), "utf-8")
+    kept = ok(prepare(tmp_path / "a.jsonl", **flags)).stdout.partition("may be a mistake:\n")[2]
+    codes = f"  in less than 0.1% of the text, shown in {tmp_path / 'out/cleaning.json'}:"
+    assert kept.splitlines()[0].startswith("  control characters, such as NUL: 2 documents")
+    assert kept.splitlines()[-2:] == [codes, f"    {HTML_CODES}"]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
 def test_the_advice_for_project_gutenberg_keeps_the_books():
     start, end = (f"*** {what} OF THE PROJECT GUTENBERG EBOOK ***\n" for what in ("START", "END"))
