@@ -404,7 +404,14 @@ BOOK = re.compile(
 TITLE = re.compile(r"\s*= [^\n]* =\s*\Z")  # " = Robert = " or " = = Career = = "
 OBJECT = re.compile(r'\s*(?:window\.YTD[\w.]+ = )?(?:\[\s*)?\{\s*"[^"\n]*"\s*:')  # as X writes it
 TIME = re.compile(
-    r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
+    r"^(?:"
+    r"(?:\W{0,3}|[^\n\[]{1,40}\[)\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d"
+    r"|\d{4}[년年.] ?\d{1,2}[월月.] ?\d{1,2}[일日.]\D{0,8}\d{1,2}:\d\d"  # as in KakaoTalk
+    r"|[\d:]{5,12}[,.]\d{3} --> .*"
+    r"|(?:\[[^\]\n]{1,30}\] )?\[\D{0,4}\d{1,2}:\d\d[^\]\n]{0,24}\]"  # transcripts, lyrics, IRC
+    r"|\d{1,2}:\d\d(?:\t| <|\s*$)"  # LINE, IRC, YouTube
+    r"|[^\n\d]{0,16}\b\d{1,2}[^\n\d]\d{1,2}:\d\d:\d\d\b"  # logs, ASS
+    r")",
     re.MULTILINE,
 )
 SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")

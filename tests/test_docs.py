@@ -205,7 +205,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '{"text":"Fish & chips\\n[2]"}\n',
     ),
     "subtitles": (
-        "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n- <i>Hello</i>,\r\nyou 2!\r\n\r\n"
+        "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n{\\an8}- <i>Hello</i>,\r\nyou 2!\r\n\r\n"
         "2\r\n00:00:02,000 --> 00:00:03,000\r\nyou 2!\r\n",
         "- Hello,\nyou 2!\n",
     ),
@@ -214,6 +214,10 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "to<00:00:01.500><c> all</c>\n\n00:00:03.000 --> 00:00:03.010 align:start\nto all\n \n\n"
         "00:00:03.010 --> 00:00:05.000 align:start\nto all\nof<00:00:04.000><c> you</c>\n",
         "to all\nof you\n",
+    ),
+    "the times that": (
+        "[00:01.50]a 1:30\n\n0:07\n10:15\tBo\tb\n[10:15:11] <bo> c\n[00:01.5 --> 00:02.5]   d\n",
+        "a 1:30\n\nBo\tb\n<bo> c\nd\n",
     ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Bo\r\nBo\n", 2 * '{"text":"Bo"}\n'),

@@ -91,6 +91,17 @@ NOTICED = {
     "2024-01-31 11:23:01,123 - INFO - start\n" * 3: (TIMES, 3 * 16),
     "1\n00:01:02,003 --> 00:01:04,000\nHi\n\n" * 3: (TIMES, 3 * 29),
     "WEBVTT\n\n" + "01:02.003 --> 01:04.000 align:start\nHi\n\n" * 3: (TIMES, 3 * 35),
+    "2024년 1월 4일 오후 1:00, Bo : Hi\n" * 3: (TIMES, 3 * 29),  # KakaoTalk on a phone
+    "[Bo] [오후 1:00] Hi\n" * 3: (TIMES, 3 * 18),  # and on a computer
+    "Bo, [05.01.2024 10:15]\nHi\n\n" * 3: (TIMES, 3 * 21),  # copied from Telegram
+    "2024/01/05(Fri)\n" + "10:15\tBo\tHi\n" * 3: (TIMES, 3 * 6),  # LINE
+    "10:15 <@bo> Hi\n" * 3: (TIMES, 3 * 7),  # irssi
+    "[10:15:11] <bo> Hi\n" * 3: (TIMES, 3 * 10),  # ZNC
+    "Jan  5 10:15:11 host sshd[7]: Hi\n" * 3: (TIMES, 3 * 15),
+    "Dialogue: 0,0:01:02.00,0:01:04.00,Default,,0,0,0,,Hi\n" * 3: (TIMES, 3 * 19),  # ASS
+    "[01:02.00]Hi\n" * 3: (TIMES, 3 * 10),  # LRC
+    "[00:02.000 --> 00:04.000]   Hi\n" * 3: (TIMES, 3 * 25),  # Whisper
+    "0:01\nHi\n" * 3: (TIMES, 3 * 4),  # copied from YouTube
 }
 
 
@@ -105,7 +116,7 @@ ORDINARY = (
     "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index] (?P<s>.) list<s>"
     " x\u0304\u0301 não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир\n"
     "2024-01-31 11:23 - a diary\n<!-- 1 --> 1.2.2024, a day\n- 3/4/2025 at 12:00\n"
-)
+) + "1:10 And God called the dry land Earth\nx[10:20]\n  input [31:16] a;\n" * 3
 
 
 LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than anyone waits
