@@ -338,6 +338,7 @@ HTML = "HTML or XML with its markup"
 HTML_CODES = "codes of HTML, such as &amp; or <br /><br />"
 JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
+BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
 LIST = "nothing but short lines, such as a list of names"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
@@ -368,6 +369,7 @@ ADVICE = {
     " export of another program, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
+    BASE64: r"sed -E 's/data:[^ <>()]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
     WEIGHTS: "the marks are not supported; end the conversation before such a reply, or drop it",
@@ -414,6 +416,7 @@ TIME = re.compile(
     r")",
     re.MULTILINE,
 )
+EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]{200,}")
 SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")
 HEAD_CHARS = 500  # the first time is within these
 FEWEST_TIMES = 3
@@ -462,6 +465,10 @@ def _found(text, kind):
     if books:
         at, size = extent(books)
         yield GUTENBERG, at, len(data) - size
+    if ";base64," in text:
+        embedded = list(EMBEDDED.finditer(text))
+        if embedded:
+            yield BASE64, *extent(embedded)
     wholes = ((JSON, OBJECT), (LIST, SHORT_LINES)) if kind == "txt" else ((HEADING, TITLE),)
     for what, whole in wholes:
         if whole.match(text):

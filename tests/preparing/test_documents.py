@@ -17,6 +17,7 @@ from tokenizer_bpe import EOT
 
 MESSAGES = [f"Message {n}." for n in range(400)]
 TIMES = "times of subtitles, or of the lines of a chat or a log"
+BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 
@@ -102,6 +103,7 @@ NOTICED = {
     "[01:02.00]Hi\n" * 3: (TIMES, 3 * 10),  # LRC
     "[00:02.000 --> 00:04.000]   Hi\n" * 3: (TIMES, 3 * 25),  # Whisper
     "0:01\nHi\n" * 3: (TIMES, 3 * 4),  # copied from YouTube
+    "Hi\n![](data:image/png;base64," + 200 * "Ab1/" + "==)\n": (BASE64, 8 + 802),
 }
 
 
