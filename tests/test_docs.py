@@ -150,17 +150,36 @@ TELEGRAM = [
     {"from": "Bo", "text": "", "photo": "a.jpg"},
     {},
 ]
+NAME = '\ue200entity\ue202["city","Rome","the capital"]\ue201'
 CHATGPT = {  # a tree: the assistant replied twice to c, and d is not shown
-    name: {"parent": parent, "message": role and {"author": {"role": role}, "content": content}}
+    name: {
+        "parent": parent,
+        "message": role and {"author": {"role": role}, "recipient": "all", "content": content},
+    }
     for name, parent, role, content in (
         ("a", None, None, None),
         ("b", "a", "system", {"parts": [""]}),
         ("c", "b", "user", {"parts": [{"image": 1}, "Hi"]}),
         ("d", "c", "assistant", {"parts": ["No"]}),
         ("e", "c", "assistant", {"thoughts": []}),
-        ("f", "e", "assistant", {"parts": ["Hey"]}),
+        ("f", "e", "assistant", {"parts": ['{"prompt": "a hat"}']}),
+        ("g", "f", "assistant", {"parts": [f"{NAME} is. \ue200cite\ue202turn0search0\ue201"]}),
     )
 }
+CHATGPT["f"]["message"]["recipient"] = "dalle.text2im"
+CLAUDE = [
+    {"sender": "human", "text": "Hi", "content": [{"type": "text", "text": "Hi"}]},
+    {
+        "sender": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm"},
+            {"type": "text", "text": "a"},
+            {"type": "tool_use", "input": {}},
+            {"type": "text", "text": "b"},
+        ],
+    },
+    {"sender": "human", "text": "", "content": []},
+]
 EXPORTS = {  # the comment above a command: the file that it reads, and what it writes
     "WhatsApp": (
         "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
@@ -188,8 +207,13 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '{"role": "assistant", "content": "Hey\\n"}]}\n',
     ),
     "conversations with": (
-        json.dumps([{"current_node": "f", "mapping": CHATGPT}]),
-        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hey"}]}\n',
+        json.dumps([{"current_node": "g", "mapping": CHATGPT}]),
+        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Rome is."}]}\n',
+    ),
+    "conversations with Claude": (
+        json.dumps([{"chat_messages": CLAUDE}]),
+        r'{"messages":[{"role":"human","content":"Hi"},{"role":"assistant","content":"a\n\nb"}]}'
+        "\n",
     ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
