@@ -185,10 +185,22 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
         "15.04.2016, 15:04 - Anna-Lea: Hey [1]\n"
         "\u200e[9/22/26, 10:17:02\u202fAM] Bo: \u200eimage omitted\r\n"
-        "15.04.2016, 15:04 - Bo: <Media omitted>\n01/20/2019, 11:23 a. m. - Bo: - x\n",
-        "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\n",
+        "15.04.2016, 15:04 - Bo: <Medien ausgeschlossen>\n01/20/2019, 11:23 a. m. - Bo: - x\n"
+        "[1/1/26, 1:02:03 AM] Bo: a.pdf • \u200e2 Seiten \u200eDokument weggelassen\n"
+        "[1/1/26, 1:02:03 AM] Bo: I <3 it \u200e<This message was edited>\n",
+        "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\nBo: I <3 it\n",
     ),
     "Telegram": (json.dumps({"messages": TELEGRAM}), "Bo: Hi\nAnna: a link\n"),
+    "Telegram:": (
+        json.dumps({"chats": {"list": [{"messages": TELEGRAM[:1]}, {"messages": TELEGRAM}]}}),
+        "Bo: Hi\nBo: Hi\nAnna: a link\n",
+    ),
+    "KakaoTalk": (
+        "[Bo] [오후 1:00] Hi\r\n--------------- 2024년 1월 4일 목요일 ---------------\r\n"
+        "2024년 1월 4일 오후 1:00\n2024년 1월 4일 오후 1:00, Bo : a, b\nc\n"
+        "2024. 1. 4. 오후 1:00, Bo : d : e\n",
+        "Bo: Hi\nBo: a, b\nc\nBo: d : e\n",
+    ),
     "Discord": (
         '{"messages": [{"author": {"name": "Bo"}, "content": "Hi"}, {"content": ""}]}',
         "Bo: Hi\n",
@@ -248,8 +260,9 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
     "texts with": ("a\n%\r\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
     "the moves of chess": (
-        '[Event "a"]\n[Result "*"]\r\n\r\n1. e4 { [%clk 0:03:00] } 1... e5 { [%eval 0.2] } *\n\n',
-        "<|endoftext|>\n1. e4 e5 *\n",
+        '[Event "a"]\n[Result "*"]\r\n\r\n1. e4 { [%clk 0:03:00] } 1... e5 $1 { [%eval 0.2]\n'
+        '[%clk 0:03:00] }\n2. d4 *\n\n[Event "b"]\n\n1. d4 *\n',
+        "\n<|endoftext|>\n1. e4 e5 2. d4 * \n<|endoftext|>\n1. d4 * ",
     ),
     "DNA or": (">a\nACG\nTn\n>b\r\nAC\r\n", '{"text":"ACGTN"}\n{"text":"AC"}\n'),
     "several columns": (
