@@ -209,6 +209,12 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         r'{"messages": [{"sender_name": "Zo\u00c3\u00ab", "content": "b"}, {}, {"content": "a"}]}',
         "null: a\nZoë: b\n",
     ),
+    "Messenger's": (
+        '{"messages": [{"senderName": "Zoë", "text": "Hi", "type": "text"}, '
+        '{"senderName": "Bo", "text": "", "type": "media"}, '
+        '{"senderName": "Bo", "text": "User unsent a message", "type": "placeholder"}]}',
+        "Zoë: Hi\n",
+    ),
     "a channel": (
         '[{"user_profile": {"real_name": "Bo"}, "text": "a &lt;b&gt;\\nc"}, {"text": "joined"}]',
         "Bo: a <b>\nc\n",
