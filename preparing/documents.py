@@ -273,7 +273,9 @@ MAX_CHAR_SHARE = 0.5
 MIN_LETTERS = 0.4
 SAMPLE_CHARS = 500  # characters of a document in which letters and digits are counted
 RULES = {  # in the order in which they are applied
-    "line ends other than \\n": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+    "line ends other than \\n": lambda text: (  # \r\r\n is \r\n that Windows wrote as text
+        text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
+    ),
     "broken encoding": lambda text: text.replace("\ufffd", ""),  # undecodable bytes
     "not in NFC": lambda text: unicodedata.normalize("NFC", text),
     "control characters": lambda text: CONTROL.sub("", text),  # all but tab and line feed
