@@ -367,8 +367,8 @@ ADVICE = {
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     HEADING: "docs/other-programs.md has a command that joins the lines of each article",
-    JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
-    " export of another program, docs/other-programs.md makes text",
+    JSON: "let the name of the file end in .jsonl (compressed: .jsonl.gz, .jsonl.zst) or .json, or"
+    " give --stdin_format jsonl; of another program's export, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
     BASE64: r"sed -E 's/data:[^ <>()]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",

@@ -88,8 +88,9 @@ class WorkFolder:
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
         if plan.options.text_field and kinds == {"txt"}:
             raise InputError(
-                "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
-                " input is plain text"
+                "--text_field names a field of records, but all of the input is plain text; let the"
+                " names of files with a JSON object on each line end in .jsonl, .jsonl.gz or"
+                " .jsonl.zst, and give --stdin_format for standard input"
             )
         for given in plan.inputs:
             if Path(given).is_dir() and plan.out.resolve().is_relative_to(Path(given).resolve()):
