@@ -157,7 +157,8 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         try:
             record = json.loads(record.removeprefix("\ufeff"))  # of concatenated files
         except (ValueError, RecursionError) as error:
-            raise InputError(f"not valid JSON ({error}); a record takes one line") from None
+            found = f"not valid JSON ({error}); a record takes one line, as jq -c . makes it"
+            raise InputError(found) from None
     if isinstance(record, str) and not OBJECT.match(record):  # of an array or lines of texts
         record = {options.text_field or TEXT: record}
     if not isinstance(record, dict):
@@ -380,7 +381,7 @@ ADVICE = {
 # a fixed character, which makes the search fast. (?P<s> and list<s>, from code, do not match.
 TOKENS = (
     re.compile(
-        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?:pad|unk|bos|eos)>"
+        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?i:pad|unk|[bes]o[sd])>"
         r"|(?:start|end)_of_turn>)"
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),

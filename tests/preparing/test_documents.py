@@ -58,6 +58,7 @@ def test_quotations_on_both_sides_of_a_mark_are_two_documents(tmp_path):
 NOTICED = {
     "<s>Hello.</s>\n<s>Bye.</s>": (SPECIAL, 14),
     "<|im_start|>user\nHello<|im_end|>": (SPECIAL, 22),
+    "<BOS>Hello.<EOS>\n<sod>Bye.<eod>": (SPECIAL, 20),
     "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
     "a\0b\x1b[31mc\n\tand\n\f": ("control characters, such as NUL", 2),
     "a line\r\nand more\r\n": ("\\r, as in the line ends of Windows", 2),
