@@ -261,6 +261,10 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "[00:01.50]a 1:30\n\n0:07\n10:15\tBo\tb\n[10:15:11] <bo> c\n[00:01.5 --> 00:02.5]   d\n",
         "a 1:30\n\nBo\tb\n<bo> c\nd\n",
     ),
+    "prose with": (
+        "One or\r\ntwo well-\r\nknown lines by Anna-\r\nLena.\r\n\r\n\fThree.\n",
+        "One or two wellknown lines by Anna- Lena.\n\nThree.\n",
+    ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Bo\r\nBo\n", 2 * '{"text":"Bo"}\n'),
     "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
