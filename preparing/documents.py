@@ -343,6 +343,7 @@ JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
 LIST = "nothing but short lines, such as a list of names"
+COLUMNS = "columns with tabs between them, such as numbers before the lines"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
 NO_REPLY = "conversations in which the assistant says nothing"
@@ -371,6 +372,8 @@ ADVICE = {
     JSON: "let the name of the file end in .jsonl (compressed: .jsonl.gz, .jsonl.zst) or .json, or"
     " give --stdin_format jsonl; of another program's export, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
+    COLUMNS: "cut -f 2 FILE > FIXED keeps the second column alone; for a question and its answer in"
+    " each line, docs/other-programs.md has a command",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
     BASE64: r"sed -E 's/data:[^ <>()]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
     NO_REPLY: "training with loss_on = assistant skips them",
@@ -421,6 +424,7 @@ TIME = re.compile(
 )
 EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]{200,}")
 SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")
+TAB_LINES = re.compile(r"(?:[^\t\n]+\t[^\n]*\n){20}")
 HEAD_CHARS = 500  # the first time is within these
 FEWEST_TIMES = 3
 # Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.
@@ -472,7 +476,9 @@ def _found(text, kind):
         embedded = list(EMBEDDED.finditer(text))
         if embedded:
             yield BASE64, *extent(embedded)
-    wholes = ((JSON, OBJECT), (LIST, SHORT_LINES)) if kind == "txt" else ((HEADING, TITLE),)
+    wholes = ((HEADING, TITLE),)
+    if kind == "txt":
+        wholes = ((JSON, OBJECT), (LIST, SHORT_LINES), (COLUMNS, TAB_LINES))
     for what, whole in wholes:
         if whole.match(text):
             yield what, 0, len(data)

@@ -18,6 +18,7 @@ from tokenizer_bpe import EOT
 MESSAGES = [f"Message {n}." for n in range(400)]
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
+COLUMNS = "columns with tabs between them, such as numbers before the lines"
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 
@@ -88,6 +89,7 @@ NOTICED = {
     '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
     'window.YTD.tweets.part0 = [\n {\n  "tweet": {} } ]\n': ("JSON, as plain text", 49),
     "Anna Lena\nBo\n" * 50 + "Zoe\n\n": ("nothing but short lines, such as a list of names", 655),
+    "7\tHello.\n" * 21: (COLUMNS, 21 * 9),
     "[31.12.24, 20:52:25] Bo: Hi\n" * 3: (TIMES, 3 * 16),
     "01/20/2019, 11:23 a. m. - Bo: Hi\n" * 3: (TIMES, 3 * 17),
     "2024-01-31 11:23:01,123 - INFO - start\n" * 3: (TIMES, 3 * 16),
@@ -127,6 +129,7 @@ LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than any
 
 CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
 POEM = "A line\n" * 99 + " \n" + "A line\n" * 99
+MAKEFILE = "all: a\n\ta: b.o\n\tc:\td\n" * 20
 README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;), as &gt;, &#62;,\n"
 
 
@@ -138,7 +141,7 @@ def test_records_that_are_lines_of_wikitext_are_noticed(tmp_path):
     assert {rule: counts["documents"] for rule, counts in report.items()} == {HEADING: 2}
 
 
-@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM])
+@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM, MAKEFILE])
 def test_ordinary_text_is_not_counted(tmp_path, text):
     assert read(tmp_path / "a.txt", text) == ([text], {})
 
