@@ -235,8 +235,9 @@ def test_files_for_tests_in_a_folder_are_named(tmp_path, flags, names):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"text": "Latest or attested, 1, 2, 3."}')
     flags |= {"overwrite": True}
-    result = ok(prepare(tmp_path / "tests", **flags))
-    assert f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; " in result.stderr
+    also = f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; "
+    for place in (tmp_path / "tests", tmp_path / "tests/**/*"):
+        assert also in ok(prepare(place, **flags)).stderr
     for place in (tmp_path / "tests" / names[0], path.parent / "*" if "/" in names[1] else path):
         assert "will also" not in ok(prepare(place, **flags)).stderr
 
