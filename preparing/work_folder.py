@@ -386,7 +386,8 @@ def _is_same(before, source):
     is_in_place = before["path"] == source.name or (
         not source.is_remote and os.path.realpath(before["path"]) == os.path.realpath(source.path)
     )
-    if is_in_place and before.get("version") == source.version:
+    # Data of before 2026-11-26 has no version.
+    if is_in_place and before.get("version", source.version) == source.version:
         return True
     if source.is_remote or "sha256" not in before:
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from formats.data_folder import read_meta
+from formats.data_folder import read_meta, write_meta
 from preparing import InputError, work_folder
 from preparing.arguments import parse
 from preparing.tokenizers import default_vocab_size, word_pattern
@@ -243,6 +243,10 @@ def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, to
     assert "finished already" in ok(prepare(path, **flags)).stdout
     path.write_bytes(path.read_bytes().replace(b"the", b"eth"))  # of the same size
     fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
+    meta = read_meta(out)
+    meta.sources = [{name: meta.sources[0][name] for name in ("path", "bytes")}]
+    write_meta(out, meta)  # as of 2026-11-25
+    assert "finished already" in ok(prepare(path, **flags)).stdout
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path, capsys):
