@@ -24,7 +24,9 @@ from pathlib import Path
 
 from filelock import Timeout
 
+import tokenizer_bpe
 from command_line import near
+from formats import conversation
 from formats.address import protocol_of
 from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
@@ -53,7 +55,9 @@ VAL_FRACTION = 0.1  # default share of the text that is held out for validation
 VAL_BYTES = 20_000_000  # roughly the most that is held out by default
 TEXT_BYTES = "text_bytes"  # the setting that records the estimated bytes of text in the input
 SAMPLES = 16  # MB of input on which that estimate is based
-PLAN_FORMAT = 4  # version of plan.json and of the files that it describes
+# The code that decides which bytes are written: none but the same continues them.
+CODE = [*sorted(Path(__file__).parent.glob("*.py")), Path(tokenizer_bpe.__file__)]
+CODE = fingerprint([sha256(path) for path in (*CODE, Path(conversation.__file__))])
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # The files of a finished dataset, in the order in which they move to their place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
@@ -297,18 +301,18 @@ class WorkFolder:
     def start_or_resume(self) -> None:
         """Write plan.json. Raises InputError if the folder holds another plan's unfinished work."""
         path = self.path / "plan.json"
-        plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": self.listed_sources()}
+        plan = {"code": CODE, "settings": self.settings, "sources": self.listed_sources()}
         former = read_checked(path)
-        is_known = former.get("format") == PLAN_FORMAT
+        is_known = former.get("code") == CODE
         former = former if is_known else plan
         changed = self._differences(former["settings"], former["sources"])
         if not is_known and (path.exists() or self.journal.exists()):
-            changed = "an earlier version of this program began it, or plan.json is damaged"
+            changed = "prepare_data.py has changed since, or plan.json is damaged"
         if changed and self.journal.exists() and not self.plan.overwrite:
             raise InputError(
-                f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
-                " the former command to finish it, give another --out, or start again with"
-                " --overwrite"
+                f"{self.out} holds unfinished work on other input, settings or code: {changed}.\n"
+                "Repeat the former command, with the former code, to finish it, give another --out,"
+                " or start again with --overwrite"
             )
         if changed:
             # The journal first: without it, no later run continues the other files.
