@@ -418,7 +418,7 @@ TIME = re.compile(
     r"|[\d:]{5,12}[,.]\d{3} --> .*"
     r"|(?:\[[^\]\n]{1,30}\] )?\[\D{0,4}\d{1,2}:\d\d[^\]\n]{0,24}\]"  # transcripts, lyrics, IRC
     r"|\d{1,2}:\d\d(?:\t| <|\s*$)"  # LINE, IRC, YouTube
-    r"|[^\n\d]{0,16}\b\d{1,2}[^\n\d]\d{1,2}:\d\d:\d\d\b"  # logs, ASS
+    r"|[^\n\d]{0,16}\b\d{1,2}(?:,? \d{4})?[^\n\d]{1,2}\d{1,2}:\d\d:\d\d\b"  # logs, ASS, iMessage
     r")",
     re.MULTILINE,
 )

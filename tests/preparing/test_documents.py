@@ -102,6 +102,7 @@ NOTICED = {
     "10:15 <@bo> Hi\n" * 3: (TIMES, 3 * 7),  # irssi
     "[10:15:11] <bo> Hi\n" * 3: (TIMES, 3 * 10),  # ZNC
     "Jan  5 10:15:11 host sshd[7]: Hi\n" * 3: (TIMES, 3 * 15),
+    "May 17, 2022  5:29:42 PM (Read by you)\nBo\nHi\n" * 3: (TIMES, 3 * 21),  # iMessage
     "Dialogue: 0,0:01:02.00,0:01:04.00,Default,,0,0,0,,Hi\n" * 3: (TIMES, 3 * 19),  # ASS
     "[01:02.00]Hi\n" * 3: (TIMES, 3 * 10),  # LRC
     "[00:02.000 --> 00:04.000]   Hi\n" * 3: (TIMES, 3 * 25),  # Whisper
