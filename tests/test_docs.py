@@ -195,6 +195,11 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         json.dumps({"chats": {"list": [{"messages": TELEGRAM[:1]}, {"messages": TELEGRAM}]}}),
         "Bo: Hi\nBo: Hi\nAnna: a link\n",
     ),
+    "iMessage": (
+        "May 17, 2022  5:29:42 PM (Read by you after 1 hour)\nMe\nHi\n\n"
+        "May 17, 2022 10:01:02 AM\n+49 1\nTwo\nlines\n\n",
+        "Me: Hi\n+49 1: Two\nlines\n",
+    ),
     "KakaoTalk": (
         "[Bo] [오후 1:00] Hi\r\n--------------- 2024년 1월 4일 목요일 ---------------\r\n"
         "2024년 1월 4일 오후 1:00\n2024년 1월 4일 오후 1:00, Bo : a, b\nc\n"
@@ -235,11 +240,11 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
-        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n\n"
+        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n> b\n>\n>From here\n\n"
         "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/html\n\n<p>Hi\n\n"
         "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/plain; charset=unknown\n\nHi\n\n"
         "From b Mon Jan  1 00:00:00 2024\n\nHi\n",
-        '{"text": "Caf\\u00e9\\n"}\n{"text": "Hi\\n"}\n',
+        '{"text": "Caf\\u00e9\\n>From here\\n"}\n{"text": "Hi\\n"}\n',
     ),
     "your posts": (
         'window.YTD.tweets.part0 = [ {"tweet": {"full_text": "Fish &amp; chips\\n[2]"}},\n'
