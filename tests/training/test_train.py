@@ -259,6 +259,25 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     assert run_folder.read_state(tmp_path / f"step_{step:08d}")["step"] == step
 
 
+def test_a_run_imports_nothing_after_its_first_step(char_data, tmp_path):
+    """Or an update of PyTorch or of this code ends it, before it has saved a step."""
+    code = """
+import pathlib, runpy, sys
+log = pathlib.Path(sys.argv.pop(1), "log.jsonl")
+
+def hook(event, details):
+    late = event == "import" and details[0] not in sys.modules
+    if late and log.exists() and '"loss"' in log.read_text():
+        raise ImportError(details[0])
+
+sys.addaudithook(hook)
+runpy.run_path("train.py", run_name="__main__")
+"""
+    more = ["--max_steps=20", "--sample_prompts=The ", f"--mirror={tmp_path / 'mirror'}"]
+    _, *words = train_command(char_data, tmp_path / "run", *more)
+    ok(run_code(code, tmp_path / "run", *words))
+
+
 @pytest.mark.skipif(os.name != "nt", reason="Ctrl-Break is Windows'")
 def test_ctrl_break_asks_a_run_to_stop():
     with signals_restored():  # by raising it: Wine ends a process to which it is sent
