@@ -238,6 +238,11 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         r'{"messages":[{"role":"human","content":"Hi"},{"role":"assistant","content":"a\n\nb"}]}'
         "\n",
     ),
+    "a chat of": (
+        '{"user_name": "Bo"}\n{"is_user": false, "mes": "Hi"}\n{"is_user": true, "mes": "Hey"}\n'
+        '{"is_system": true, "mes": "help"}\n',
+        '{"messages":[{"role":"assistant","content":"Hi"},{"role":"user","content":"Hey"}]}\n',
+    ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
         "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n> b\n>\n>From here\n\n"
@@ -304,7 +309,9 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt|fa|csv|parquet)|inbox.mbox|jokes", command)[0]
+    read = re.search(r"[\w/*]+\.(jsonl?|js|srt|pgn|txt|fa|csv|parquet)|inbox.mbox|jokes", command)[
+        0
+    ]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).parent.mkdir(exist_ok=True)
