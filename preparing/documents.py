@@ -273,14 +273,21 @@ MIN_BYTES = 20  # 20 letters of English, or 7 of Chinese
 MAX_CHAR_SHARE = 0.5
 MIN_LETTERS = 0.4
 SAMPLE_CHARS = 500  # characters of a document in which letters and digits are counted
+TYPESET = re.compile("[\ufb00-\ufb06\u00ad]")
 RULES = {  # in the order in which they are applied
     "line ends other than \\n": lambda text: (  # \r\r\n is \r\n that Windows wrote as text
         text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
     ),
     "broken encoding": lambda text: text.replace("\ufffd", ""),  # undecodable bytes
     "not in NFC": lambda text: unicodedata.normalize("NFC", text),
+    "ligatures and soft hyphens": lambda text: TYPESET.sub(_as_typed, text),
     "control characters": lambda text: CONTROL.sub("", text),  # all but tab and line feed
 }
+
+
+def _as_typed(found):
+    """The letters of a ligature such as ﬁ; nothing for a soft hyphen."""
+    return unicodedata.normalize("NFKC", found[0]).removesuffix("\u00ad")
 
 
 def clean(text: str, report: CleaningReport) -> str:
@@ -335,6 +342,7 @@ WINDOWS = "\\r, as in the line ends of Windows"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
 APART = "letters and accents apart (NFD)"
+LIGATURES = "ligatures such as ﬁ in one character, or soft hyphens, as PDFs have them"
 MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
@@ -359,6 +367,7 @@ ADVICE = {
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
     APART: "--clean joins them, as keyboards type them",
+    LIGATURES: "--clean writes the letters, as keyboards type them, and removes the hyphens",
     MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; for a table and for"
@@ -457,6 +466,8 @@ def _found(text, kind):
         joined = unicodedata.normalize("NFC", text)
         if joined != text:
             yield APART, first_difference(text, joined), len(data) - len(joined.encode())
+    if any(char in text for char in "ﬁﬂﬀﬃ\u00ad"):
+        yield LIGATURES, *extent(list(TYPESET.finditer(text)))
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression
         misread = list(MISREAD.finditer(text))
         if misread:

@@ -18,6 +18,7 @@ from tokenizer_bpe import EOT
 MESSAGES = [f"Message {n}." for n in range(400)]
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
+LIGATURES = "ligatures such as ﬁ in one character, or soft hyphens, as PDFs have them"
 COLUMNS = "columns with tabs between them, such as numbers before the lines"
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
@@ -69,6 +70,7 @@ NOTICED = {
     "и\u0306": ("letters and accents apart (NFD)", 2),
     "ا\u0653": ("letters and accents apart (NFD)", 2),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
+    "a \ufb01sh, an o\ufb03ce, Donau\u00addampf": (LIGATURES, 3 + 3 + 2),
     "one\n\ufefftwo\n": ("byte order marks within the text, as of joined files", 3),
     "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
     "Ð¼Ð¸Ñ\x80 и мир": ("UTF-8 that was read as another encoding, such as Ã© for é", 12),
