@@ -130,8 +130,6 @@ def find_cut(
     reach = min(LOOK, max(8, min(at, len(ids) - at) // 2))
     low = max(1, at - reach)
     high = min(len(ids) - 1, at + reach + 1)
-    if high <= low:
-        return 0
     before = np.array(ids[low - 1 : high - 1])
     ends_line, begins = _edges(tokenizer)
     kinds = [before == tokenizer.eot_id, ends_line[before], begins[ids[low:high]]]

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from formats.data_folder import read_meta, write_meta
-from preparing import InputError, work_folder
+import prepare_data
+from formats.data_folder import TURN_BEGINS, read_meta
+from preparing import InputError, split, work_folder, writer
 from preparing.arguments import parse
+from preparing.split import LONG_BYTES, SHORT_BYTES, draw_by_chance, find_cut
 from preparing.tokenizers import default_vocab_size, word_pattern
 from preparing.work_folder import WorkFolder
 from tests.conftest import ROOT, conversations, fails_clearly, ok, prose, write_conversations
@@ -144,6 +146,56 @@ def test_training_gets_its_share_however_large_that_of_validation_is(tmp_path, f
     assert 0.75 * val_fraction < share < min(1, 1.25 * val_fraction)
 
 
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.9])
+@pytest.mark.parametrize(
+    ("size", "count"), [(300, 20_000), (30_000, 3000), (250_000, 400), (3_000_000, 3000)]
+)
+def test_a_text_that_is_drawn_by_chance_is_split_by_its_share(fraction, size, count):
+    dice = np.random.default_rng(0)
+    sizes, hashes = dice.integers(size // 2, size, count), dice.permutation(count)
+    hashes = hashes.astype(np.uint64) * (2**64 // count)  # as even as those of many more
+    draw, cuttable = draw_by_chance(fraction, sizes.sum()), np.ones(count, bool)
+    shares = draw.shares(hashes, sizes, ~cuttable)
+    assert abs(shares @ sizes / sizes.sum() - fraction) < 0.1 * min(fraction, 1 - fraction)
+    assert size > SHORT_BYTES or set(shares) == {0, 1}
+    assert size / 2 < LONG_BYTES or max(shares) < 1
+    assert set(draw.shares(hashes, sizes, cuttable)) <= {0, 1}
+
+
+CUTS = [  # bytes to follow the cut, which is expected at ^; a turn begins at ~, a document after ¶
+    (10, "¶" * 9 + "a" * 30 + "^" + "a" * 10),
+    (10, "今今今今今今今^今今今"),
+    (9, "abc\n" * 18 + "^" + "abc\n" * 2),  # the nearest
+    (3, "aaaaaaaaaa\nb¶^c\n~d\neee"),  # rather a document, a turn, or a line
+    (3, "aaaaaaaaaa\nbbb\n~^dd\neee"),
+    (9, "今今今\n^今今今今"),
+    (1, "b" * 20 + "\n^" + "a" * 6),
+    (40, "a" * 30 + "\n" + "a" * 29 + "^" + "a" * 40),  # but not far away
+    (60, "a" * 40 + "^" + "a" * 25 + "\n" + "a" * 34),
+    (20, "a^" + "a" * 19),  # with something before it and after it
+    (1, "a^\n¶"),
+    (1, "a¶"),
+]
+
+
+@pytest.mark.parametrize("block", [split.BLOCK, 7])
+@pytest.mark.parametrize(("end_bytes", "text"), CUTS)
+def test_a_document_is_cut_at_the_best_place_near_its_share(monkeypatch, end_bytes, text, block):
+    monkeypatch.setattr(split, "BLOCK", block)
+    tokenizer = Tokenizer.train([text], 257)  # each byte is an id
+    begins, mask, ids = 0, None, []
+    for char in text:
+        if char == "^":
+            begins = len(ids)
+        elif char == "~":
+            mask = np.zeros(len(text), np.uint8)
+            mask[len(ids)] = TURN_BEGINS
+        else:
+            ids += [tokenizer.eot_id] if char == "¶" else tokenizer.encode(char).tolist()
+    mask = None if mask is None else mask[: len(ids)]
+    assert find_cut(tokenizer, np.array(ids), end_bytes, mask) == begins
+
+
 @pytest.mark.parametrize("text", ["a", "ab", f"a\n{EOT}\nb\n"])
 def test_hardly_any_text_is_prepared(tmp_path, text):
     (tmp_path / "a.txt").write_text(text, newline="\n")
@@ -243,10 +295,6 @@ def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, to
     assert "finished already" in ok(prepare(path, **flags)).stdout
     path.write_bytes(path.read_bytes().replace(b"the", b"eth"))  # of the same size
     fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
-    meta = read_meta(out)
-    meta.sources = [{name: meta.sources[0][name] for name in ("path", "bytes")}]
-    write_meta(out, meta)  # as of 2026-11-25
-    assert "finished already" in ok(prepare(path, **flags)).stdout
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path, capsys):
@@ -300,6 +348,15 @@ def test_a_long_document_ends_though_nothing_is_left_of_its_last_part(tmp_path, 
     assert documents(tmp_path / "out") == [long, "the next document\n"]
 
 
+def test_a_long_document_of_which_nothing_is_left_is_none(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(writer, "KNOWN_BYTES", 0)
+    data = b"caf\xe9\n" * 250_000 + f"{EOT}\nthe next document\n".encode()
+    (tmp_path / "a.txt").write_bytes(data)
+    words = [tmp_path / "a.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out"]
+    prepare_data.prepare(parse([*map(str, words), "--on_error", "skip"]))
+    assert "".join(documents(tmp_path / "out")) == "the next document\n"
+
+
 def test_cleaning_and_its_report(tmp_path, flags):
     noise = {
         "shorter than 20 bytes": "too short",
@@ -308,14 +365,14 @@ def test_cleaning_and_its_report(tmp_path, flags):
     }
     unclean = (
         "A long text. " * 20
-        + "Cafe\u0301 with \x07 \x1b[1;31mand\x1b[?1m\r\nsome\rmore\ufffd text\r\r\nto \ufb01nd"
+        + "Cafe\u0301 with a bell \x07 \x1b[1;31mand\x1b[?1m\r\nsome\rmore\ufffd text to keep here"
     )
     haiku = "古池や蛙飛びこむ水の音"
     texts = [*DOCUMENTS[:20], *noise.values(), *DOCUMENTS[:5], unclean, haiku]
     write(tmp_path / "a.jsonl", "jsonl", texts)
     flags |= {"clean": True, "val_fraction": 0}
     result = ok(prepare(tmp_path / "a.jsonl", **flags))
-    clean = "A long text. " * 20 + "Café with  and\nsome\nmore text\nto find"
+    clean = "A long text. " * 20 + "Café with a bell  and\nsome\nmore text to keep here"
     assert documents(tmp_path / "out") == [*DOCUMENTS[:20], clean, haiku]
     report = json.loads((tmp_path / "out" / "cleaning.json").read_text("utf-8"))
     for rule, example in noise.items():
