@@ -114,9 +114,8 @@ class SplitWriter:
         if self.tokens == start:
             return start
         self.file.flush()
-        self.mask.flush()
         ids = np.memmap(self.file.name, self.dtype, "r", shape=(self.tokens,))[start:]
-        self.mask.truncate(self.tokens)
+        self.mask.truncate(self.tokens)  # which flushes
         mask = np.memmap(self.mask.name, np.uint8, "r", shape=(self.tokens,))[start:]
         return start + find_cut(self.tokenizer, ids, end_bytes, mask)
 

@@ -101,12 +101,27 @@ def test_what_moves_between_the_splits_leaves_no_mask_behind(tmp_path, tokenizer
     monkeypatch.setattr(writer, "CHUNK_BYTES", 4)  # tokens moved at a time
     own = Tokenizer.load(tokenizer)
     train, val = (writer.SplitWriter(tmp_path, name, own, 0) for name in ("train", "val"))
-    train.write(np.ones(9, train.dtype))
-    val.write(np.ones(5, val.dtype), np.full(5, IN_REPLY, np.uint8))
+    train.write(np.array([own.eot_id, *[1] * 8], train.dtype))
+    mask = np.array([IN_REPLY | TURN_BEGINS, IN_REPLY, 0, IN_REPLY, IN_REPLY], np.uint8)
+    val.write(np.ones(5, val.dtype), mask)
+    val.write(np.ones(2, val.dtype))
     val.move_end(train, 0)
     train.move_end(val, 1)
-    assert val.finish(masked=True).mask.tokens == 5
-    assert np.fromfile(tmp_path / "val.mask.bin", np.uint8).tolist() == [0] * 8 + [IN_REPLY] * 5
+    val.move_end(train, 9)  # from within a reply, the rest of which counts
+    assert val.finish(masked=True).mask.tokens == 1
+    assert train.finish(masked=True).mask.tokens == 3
+    masks = [np.fromfile(tmp_path / f"{name}.mask.bin", np.uint8) for name in ("val", "train")]
+    assert np.concatenate(masks).tolist() == [0] * 8 + [*mask[:1], 0, *mask[1:], 0, 0]
+
+
+def test_turns_before_a_long_text_do_not_decide_where_it_is_cut(tmp_path, tokenizer):
+    own = Tokenizer.load(tokenizer)
+    ids = own.encode("A line of a text.\n" * 50)
+    train = writer.SplitWriter(tmp_path, "train", own, 0)
+    train.write(ids.astype(train.dtype), np.full(len(ids), TURN_BEGINS, np.uint8))
+    train.write(ids.astype(train.dtype))
+    cut = train.place_to_cut(len(ids), 100)
+    assert own.decode(ids[cut - len(ids) :]) == "A line of a text.\n" * 6
 
 
 def test_masks_are_verified(tmp_path, tokenizer):
@@ -139,4 +154,5 @@ def test_a_single_conversation_is_split_with_its_mask(tmp_path, tokenizer):
     rest = both[len(train) - 1 :]
     rest[: np.argmin(rest & IN_REPLY)] &= TURN_BEGINS  # the name that ended the reply before it
     assert np.array_equal(np.append(train[:-1], val), both)
+    assert train[-1] == 0
     ok(prepare(verify=out))
