@@ -106,6 +106,7 @@ def config_of(values: dict, path: str | Path) -> GPTConfig:
     values = {name: value for name, value in values.items() if value is not None}
     # The name and the place that transformers 5 reads first, and those of older programs.
     rope = values.pop("rope_scaling", None) or values.get("rope_parameters") or {}
+    rope = rope if isinstance(rope, dict) else {"rope_type": rope}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
     odd = []

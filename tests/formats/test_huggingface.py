@@ -130,6 +130,7 @@ def test_null_and_rotary_positions_without_scaling_are_the_defaults(tmp_path, ar
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3'"),
         ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "rope_type = 'llama3'"),
+        ("llama", {"rope_scaling": "linear"}, "rope_type = 'linear'"),
         ("llama", {"rope_parameters": {"type": "linear", "factor": 2}}, "rope_type = 'linear'"),
         (
             "llama",
