@@ -25,6 +25,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from command_line import near
+from formats import run_folder
 from formats.address import protocol_of
 from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
@@ -409,4 +410,12 @@ def _given_tokenizer(name):
         if meant:
             advice = f"did you mean --tokenizer {meant[0]}?"
         raise InputError(f"no tokenizer at {name}; {advice}")
-    return Tokenizer.load(name)
+    tokenizer = Tokenizer.load(name)
+    if run_folder.is_hf(Path(name)):
+        from formats import huggingface  # as above
+
+        try:
+            huggingface.read_config(Path(name))
+        except run_folder.CheckpointError as error:
+            print(f"warning: training cannot start from its model: {error}", file=sys.stderr)
+    return tokenizer

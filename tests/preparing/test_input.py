@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import tarfile
 
 import pytest
@@ -360,6 +361,15 @@ def test_bad_arguments_are_named(tmp_path, flags, words):
     (tmp_path / "out").mkdir()
     fails_clearly(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags), words)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "out"]
+
+
+def test_a_tokenizer_whose_model_cannot_be_trained_is_warned_of(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text(prose()[:5000], "utf-8")
+    shutil.copy(tokenizer, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    result = ok(prepare(tmp_path / "a.txt", tokenizer=tmp_path, out=tmp_path / "out"))
+    assert "warning: training cannot start from its model" in result.stderr
+    assert "the architecture 'qwen2'; only" in result.stderr
 
 
 def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
