@@ -120,11 +120,12 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     default = own.get("block_size", min(config.block_size, CONTEXT))
     data_dir = args.data or own.get("data_dir")
     prepare = f"--tokenizer {quote(path)}"
-    if not data_dir:
+    if not data_dir or Path(data_dir).is_file():
+        text = quote(data_dir or "TEXT")
         raise DataError(
-            f"there is no text to evaluate {folder} on; prepare some with its tokenizer, and add"
-            f" --data data/NAME:\n  python {our_file('prepare_data.py')} TEXT {prepare} --out"
-            " data/NAME"
+            f"there is no prepared text to evaluate {folder} on; prepare some with its tokenizer,"
+            f" and add --data data/NAME:\n  python {our_file('prepare_data.py')} {text} {prepare}"
+            " --out data/NAME"
         )
     loss_on = args.loss_on or own.get("loss_on", Config.loss_on)
     meta = read_meta(data_dir)

@@ -141,7 +141,9 @@ def test_a_folder_of_hugging_face_is_scored_like_the_run_that_it_was(
     assert (task.context, task.whole_context) == (16, 32)
 
     prepare = f"python prepare_data.py TEXT --tokenizer {folder} --out"
-    fails_clearly(evaluated(folder), "there is no text to evaluate", prepare)
+    fails_clearly(evaluated(folder), "there is no prepared text to evaluate", prepare)
+    unprepared = evaluated(folder, "--data", __file__)
+    fails_clearly(unprepared, prepare.replace("TEXT", __file__))
     other = evaluated(folder, "--data", char_data)
     fails_clearly(other, "another tokenizer", f"prepared with --tokenizer {folder}")
     (folder / "model.safetensors").unlink()
