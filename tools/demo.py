@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import functools
 import os
 import re
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -145,6 +146,10 @@ def main(argv: list[str]) -> None:
     )
     add_device(parser)
     args = parser.parse_args(argv)
+    try:  # before gradio is imported, which takes seconds
+        socket.create_server(("127.0.0.1", args.port)).close()
+    except OSError:
+        parser.error(f"port {args.port} is in use; choose another with --port")
     own = tempfile.TemporaryDirectory()  # until main ends: /tmp/gradio may be another user's
     os.environ.setdefault("GRADIO_TEMP_DIR", own.name)  # before gradio is imported
     page = build(hardware.find_device(args.device))
@@ -154,20 +159,17 @@ def main(argv: list[str]) -> None:
 
     # Prevents DNS rebinding: a website whose name resolves to this address could read the page.
     own_host = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    try:
-        page.launch(
-            server_name="127.0.0.1",
-            server_port=args.port,
-            quiet=True,
-            css="textarea { font-family: monospace; unicode-bidi: plaintext }",
-            max_file_size=0,  # the page uploads no files, but gradio has a route for uploads
-            app_kwargs={"middleware": [own_host]},
-            footer_links=[],
-            show_error=True,
-            prevent_thread_lock=True,
-        )
-    except OSError:
-        parser.error(f"port {args.port} is in use; choose another with --port")
+    page.launch(
+        server_name="127.0.0.1",
+        server_port=args.port,
+        quiet=True,
+        css="textarea { font-family: monospace; unicode-bidi: plaintext }",
+        max_file_size=0,  # the page uploads no files, but gradio has a route for uploads
+        app_kwargs={"middleware": [own_host]},
+        footer_links=[],
+        show_error=True,
+        prevent_thread_lock=True,
+    )
     print(f"http://127.0.0.1:{args.port}  (Ctrl-C ends it)", flush=True)
     page.block_thread()
 
