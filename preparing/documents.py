@@ -23,7 +23,7 @@ import numpy as np
 from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
-from preparing.records import OTHER_ENCODING, SURROGATE, TEXT, text_of
+from preparing.records import OTHER_ENCODING, PARENT, SURROGATE, TEXT, text_of
 from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report quotes per rule
@@ -166,6 +166,8 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
     if value is None:  # as empty as "", and common in tables
         report.add(NULL, 1, 0, [f"{record!r:.{EXAMPLE_CHARS}}"])
         return
+    if name == TEXT and record.get(PARENT) and not options.text_field:
+        report.add(ANSWERS, 1, len(str(value).encode()), [str(value)])
     turns = []
     if isinstance(value, list):
         try:
@@ -341,6 +343,7 @@ TIMES = "times of subtitles, or of the lines of a chat or a log"
 LIST = "nothing but short lines, such as a list of names"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
+ANSWERS = "messages that answer another record, its parent_id, as documents of their own"
 NO_REPLY = "conversations in which the assistant says nothing"
 EMPTY_REPLY = "conversations with an empty reply"
 WEIGHTS = "replies that are marked as not to be trained on, which count like others"
@@ -368,6 +371,7 @@ ADVICE = {
     " export of another program, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
+    ANSWERS: "docs/other-programs.md has a command that makes conversations of OpenAssistant's",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
     WEIGHTS: "the marks are not supported; end the conversation before such a reply, or drop it",

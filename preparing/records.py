@@ -21,6 +21,7 @@ from preparing.chunks import CHUNK_BYTES, Options
 
 SHOWN_CHARS = 40  # of each field's name in a message
 TEXT = "text"
+PARENT = "parent_id"  # the record that a message answers, as in OpenAssistant's data
 CONVERSATIONS = ("messages", "conversations", "conversation")
 # Names of question and answer in Alpaca, Dolly and others.
 ASKED = ("instruction", "prompt", "question", "query")
@@ -70,7 +71,9 @@ def _known_fields(names):
     asked, about, answered = (_first(names, group) for group in (ASKED, ABOUT, ANSWERED))
     if asked and answered:
         fields += [asked, about, answered, *(name for name in (HISTORY, *BESIDE) if name in names)]
-    if fields and fields != [TEXT]:
+    if fields == [TEXT]:
+        fields += [PARENT] if PARENT in names else []
+    elif fields:
         fields.append(_first(names, SYSTEM))
     return [name for name in fields if name]
 

@@ -236,6 +236,14 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         ["", " = A = \n", "", " One \n", " = = B = = \n", " Two \n", " = C = \n", " = 3 \n"],
         f"{EOT}\n = A = \n One \n = = B = = \n Two \n{EOT}\n = C = \n = 3 \n\n",
     ),
+    "OpenAssistant": (
+        '{"message_id": "a", "parent_id": null, "role": "prompter", "text": "Hi"}\n'
+        '{"message_id": "b", "parent_id": "a", "role": "assistant", "text": "No", "rank": 1}\n'
+        '{"message_id": "c", "parent_id": "b", "role": "prompter", "text": "Why?", "rank": 0}\n'
+        '{"message_id": "d", "parent_id": "a", "role": "assistant", "text": "Yes", "rank": 0}\n',
+        '{"messages": [{"role": "prompter", "content": "Hi"},'
+        ' {"role": "assistant", "content": "Yes"}]}\n',
+    ),
     "a column with": (
         'Id,Body\n1,"<p>1 &lt; 2</p><a href=""x"">b</a>"\n',
         '{"text": "1 < 2\\nb"}\n',
@@ -248,7 +256,9 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"[\w/*]+\.(json|js|srt|pgn|txt|fa|csv|parquet)|inbox.mbox|jokes", command)[0]
+    read = re.search(r"[\w/*]+\.(jsonl?|js|srt|pgn|txt|fa|csv|parquet)|inbox.mbox|jokes", command)[
+        0
+    ]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).parent.mkdir(exist_ok=True)

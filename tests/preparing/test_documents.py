@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, GUTENBERG, HEADING, HTML_CODES
+from preparing.documents import ADVICE, ANSWERS, GUTENBERG, HEADING, HTML_CODES
 from tests.conftest import fails_clearly, ok
 from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT
@@ -122,6 +122,16 @@ def test_records_that_are_lines_of_wikitext_are_noticed(tmp_path):
     found, report = read(tmp_path / "a.jsonl", lines)
     assert found == rows
     assert {rule: counts["documents"] for rule, counts in report.items()} == {HEADING: 2}
+
+
+def test_records_that_are_messages_of_conversations_are_noticed(tmp_path):
+    rows = [{"text": "Hi", "parent_id": None}, {"text": "Yes?", "parent_id": "a"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("a.parquet", "a.jsonl"):
+        found, report = read(tmp_path / name)
+        assert found == ["Hi", "Yes?"]
+        assert {rule: counts["documents"] for rule, counts in report.items()} == {ANSWERS: 1}
 
 
 @pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM])
