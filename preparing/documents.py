@@ -380,7 +380,7 @@ ADVICE = {
 # a fixed character, which makes the search fast. (?P<s> and list<s>, from code, do not match.
 TOKENS = (
     re.compile(
-        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?:pad|unk|bos|eos)>"
+        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?i:pad|unk|bos|eos)>"
         r"|(?:start|end)_of_turn>)"
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),

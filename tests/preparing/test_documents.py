@@ -58,6 +58,7 @@ NOTICED = {
     "<s>Hello.</s>\n<s>Bye.</s>": (SPECIAL, 14),
     "<|im_start|>user\nHello<|im_end|>": (SPECIAL, 22),
     "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
+    "<BOS>Hello.<EOS>": (SPECIAL, 10),
     "a\0b\x1b[31mc\n\tand\n\f": ("control characters, such as NUL", 2),
     "a line\r\nand more\r\n": ("\\r, as in the line ends of Windows", 2),
     "caf\u00e9 and cafe\u0301": ("letters and accents apart (NFD)", 1),
