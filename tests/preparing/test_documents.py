@@ -119,6 +119,7 @@ README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;), as &gt;, &#
 
 def test_records_that_are_lines_of_wikitext_are_noticed(tmp_path):
     rows = [" = Robert = \n", " = = Career = = \n", " In 2000 , x = y = 3 . \n", " a == b \n"]
+    rows += [" = Robert = \n\n An actor . \n = = Notes = = \n", "=====\n"]
     lines = "\n".join(json.dumps({"text": row}) for row in rows)
     found, report = read(tmp_path / "a.jsonl", lines)
     assert found == rows
@@ -194,7 +195,7 @@ CONVERSATIONS = {
     "Alpaca": {"system": "Be kind.", "instruction": "Hello?", "input": "", "output": "Good day."},
     "TRL": {"prompt": said("system", "user", "assistant")[:2], "completion": said("assistant")},
     "capitals": {"ID": 1, "System": "Be kind.", "Question": "Hello?", "Answer": "Good day."},
-    "MetaMath": {"system": "Be kind.", "query": "Hello?", "response": "Good day."},
+    "MetaMath": {"text": None, "system": "Be kind.", "query": "Hello?", "response": "Good day."},
     "OpenOrca": {
         "id": 1,
         "system_prompt": "Be kind.",
@@ -265,6 +266,9 @@ def test_the_text_field_decides_between_fields(tmp_path, flags):
     for field, text in (("body", "the body"), ("messages", TALK.partition("\n\n")[2])):
         ok(prepare(tmp_path / "a.jsonl", text_field=field, **flags))
         assert documents(tmp_path / "out") == [text]
+    for value, text in (('["a", "b"]', '["a", "b"]'), (json.dumps(said("user", "gpt")), TALK[18:])):
+        record = json.dumps({"text": "a", "Body": value})
+        assert read(tmp_path / "b.jsonl", record, text_field="Body")[0] == [text]
     result = prepare(tmp_path / "a.jsonl", text_field="none", **flags)
     fails_clearly(result, "line 1: no field 'none', there is 'text', 'body', 'messages'; name")
 

@@ -14,7 +14,7 @@ import prepare_data
 from formats.data_folder import TURN_BEGINS, read_meta
 from preparing import InputError, split, work_folder, writer
 from preparing.arguments import parse
-from preparing.split import LONG_BYTES, SHORT_BYTES, draw_by_chance, find_cut
+from preparing.split import LONG_BYTES, SHORT_BYTES, draw_by_chance, draw_of, find_cut
 from preparing.tokenizers import default_vocab_size, word_pattern
 from preparing.work_folder import WorkFolder
 from tests.conftest import ROOT, conversations, fails_clearly, ok, prose, write_conversations
@@ -160,6 +160,11 @@ def test_a_text_that_is_drawn_by_chance_is_split_by_its_share(fraction, size, co
     assert size > SHORT_BYTES or set(shares) == {0, 1}
     assert size / 2 < LONG_BYTES or max(shares) < 1
     assert set(draw.shares(hashes, sizes, cuttable)) <= {0, 1}
+
+
+def test_documents_of_a_few_kb_are_drawn_whole_where_the_share_allows_it():
+    known = draw_of(0.1, np.arange(20, dtype=np.uint64), np.full(20, 3000), np.zeros(20)).known
+    assert sorted(known.values()) == [0] * 18 + [1] * 2
 
 
 CUTS = [  # bytes to follow the cut, which is expected at ^; a turn begins at ~, a document after ¶

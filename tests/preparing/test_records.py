@@ -26,7 +26,7 @@ SHAREGPT = [
     },
     {
         "id": "Qx1_0",
-        "conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}],
+        "conversations": [{"from": "human", "value": "2+2? "}, {"from": "gpt", "value": "4"}],
     },
 ]
 ALPACA = [
@@ -39,7 +39,7 @@ RENDERED = [
     for row in ALPACA
 ]
 TEMPLATED = [  # as notebooks keep what apply_chat_template() gives
-    {**row, "text": "".join(f"<s>{turn['value']}</s>\n" for turn in row["conversations"])}
+    {**row, "text": "".join(f"<s>{turn['value'].strip()}</s>\n" for turn in row["conversations"])}
     for row in SHAREGPT
 ]
 ROWS = [f"{n},Row {n}." for n in range(1, 401)]
@@ -314,8 +314,10 @@ def test_a_text_that_is_more_than_a_question_and_its_answer_stays(tmp_path):
         {"text": "This.", "question": "What?", "answer": "This."},
         {"text": "What? This.", "question": "What?", "answer": ""},
         {"text": "What? This.", "question": "What?", "answer": ["This."]},
-        {"text": "This. What?", **SHAREGPT[1]},
-        {"text": "2+2? 5", **SHAREGPT[1]},
+        {"text": "4\n2+2?", **SHAREGPT[1]},
+        {"text": "Say 2", "question": "Say 2", "answer": "2"},
+        {"text": "2+2? 5", "system": "Be kind.", **SHAREGPT[1]},
+        {"text": "What? This.", "conversation": ["a text", "b"]},
         {"text": "2+2? That is 4.", "messages": [{"role": "user", "content": "2+2?"}]},
     ]
     content = "".join(json.dumps(row) + "\n" for row in rows)
