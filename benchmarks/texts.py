@@ -9,8 +9,8 @@ with config/finetune.py for as many steps as take the minutes, or as many epochs
 All are scored on the same held-back text, as tools.evaluate does.
 
 Steps count, compilation and evaluations come on top. One run at a time; each is written to the
-result as it ends. After a stop the same command goes on where it was. It prints a table and, with
-matplotlib, draws a picture.
+result as it ends. After a stop the same command goes on where it was. It prints a table and the
+first lines of a sample of each, and with matplotlib draws a picture.
 """
 
 import importlib.util
@@ -42,6 +42,7 @@ from training.dataset import Dataset
 FINETUNE = "config/finetune.py"
 CONTEXT = 512  # tokens with which all are scored, the context of config/laptop.py
 SHORT = 12  # steps of the run that is timed
+SHOWN = 3  # lines of a sample that are printed
 SAMPLE = {"max_new_tokens": 60, "temperature": 0.8, "top_p": 0.95, "seed": 1}
 HEAD = ["text", "minutes", "start", "size", "epochs", "bits per byte"]
 
@@ -127,7 +128,9 @@ def main(argv: list[str]) -> None:
             path = write("texts", {"rows": rows}, device)
         print(key, f"{rows[key]['bits per byte']:.3f}", sep=": ", flush=True)
     print(command.table(HEAD, [cells(key, row) for key, row in rows.items()]))
-    print(f"written to {path}")
+    for key, row in rows.items():
+        print(f"\n{key}:", *row["sample"].strip("\n").splitlines()[:SHOWN], sep="\n")
+    print(f"\nwritten to {path}")
     if importlib.util.find_spec("matplotlib"):
         draw(path)
 

@@ -118,7 +118,7 @@ def read_meta(folder: str | Path) -> Meta:
         if checksum not in (None, fingerprint(values)):  # older folders have none
             raise ValueError("its values are not those it was written with")
         splits = {name: _split(values["splits"][name]) for name in ("train", "val")}
-        meta = Meta(**(values | {"splits": splits}))
+        meta = Meta(**_known(Meta, values | {"splits": splits}))
         if meta.format != FORMAT:
             raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
         if meta.dtype != dtype_for(meta.vocab_size):
@@ -137,8 +137,14 @@ def read_meta(folder: str | Path) -> Meta:
     return meta
 
 
+def _known(table, values):
+    """The fields of a dataclass in `values`; another version of this program may have more."""
+    names = {field.name for field in dataclasses.fields(table)}
+    return {name: values[name] for name in values.keys() & names}
+
+
 def _split(values):
-    split = Split(**values)
+    split = Split(**_known(Split, values))
     if split.mask:
         split.mask = _split(split.mask)
     return split

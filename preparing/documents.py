@@ -157,7 +157,8 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         try:
             record = json.loads(record.removeprefix("\ufeff"))  # of concatenated files
         except (ValueError, RecursionError) as error:
-            raise InputError(f"not valid JSON ({error}); a record takes one line") from None
+            found = f"not valid JSON ({error}); a record takes one line, as jq -c . makes it"
+            raise InputError(found) from None
     if isinstance(record, str) and not OBJECT.match(record):  # of an array or lines of texts
         record = {options.text_field or TEXT: record}
     if not isinstance(record, dict):
@@ -274,12 +275,21 @@ MIN_BYTES = 20  # 20 letters of English, or 7 of Chinese
 MAX_CHAR_SHARE = 0.5
 MIN_LETTERS = 0.4
 SAMPLE_CHARS = 500  # characters of a document in which letters and digits are counted
+TYPESET = re.compile("[\ufb00-\ufb06\u00ad]")
 RULES = {  # in the order in which they are applied
-    "line ends other than \\n": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+    "line ends other than \\n": lambda text: (  # \r\r\n is \r\n that Windows wrote as text
+        text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
+    ),
     "broken encoding": lambda text: text.replace("\ufffd", ""),  # undecodable bytes
     "not in NFC": lambda text: unicodedata.normalize("NFC", text),
+    "ligatures and soft hyphens": lambda text: TYPESET.sub(_as_typed, text),
     "control characters": lambda text: CONTROL.sub("", text),  # all but tab and line feed
 }
+
+
+def _as_typed(found):
+    """The letters of a ligature such as ﬁ; nothing for a soft hyphen."""
+    return unicodedata.normalize("NFKC", found[0]).removesuffix("\u00ad")
 
 
 def clean(text: str, report: CleaningReport) -> str:
@@ -334,13 +344,16 @@ WINDOWS = "\\r, as in the line ends of Windows"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
 APART = "letters and accents apart (NFD)"
+LIGATURES = "ligatures such as ﬁ in one character, or soft hyphens, as PDFs have them"
 MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
 HTML_CODES = "codes of HTML, such as &amp; or <br /><br />"
 JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
+BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
 LIST = "nothing but short lines, such as a list of names"
+COLUMNS = "columns with tabs between them, such as numbers before the lines"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
 ANSWERS = "messages that answer another record, its parent_id, as documents of their own"
@@ -357,6 +370,7 @@ ADVICE = {
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
     APART: "--clean joins them, as keyboards type them",
+    LIGATURES: "--clean writes the letters, as keyboards type them, and removes the hyphens",
     MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; for a table and for"
@@ -367,10 +381,13 @@ ADVICE = {
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     HEADING: "docs/other-programs.md has a command that joins the lines of each article",
-    JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl; of an"
-    " export of another program, docs/other-programs.md makes text",
+    JSON: "let the name of the file end in .jsonl (compressed: .jsonl.gz, .jsonl.zst) or .json, or"
+    " give --stdin_format jsonl; of another program's export, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
+    COLUMNS: "cut -f 2 FILE > FIXED keeps the second column alone; for a question and its answer in"
+    " each line, docs/other-programs.md has a command",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
+    BASE64: r"sed -E 's/data:[^ <>()]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
     ANSWERS: "docs/other-programs.md has a command that makes conversations of OpenAssistant's",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
@@ -380,7 +397,7 @@ ADVICE = {
 # a fixed character, which makes the search fast. (?P<s> and list<s>, from code, do not match.
 TOKENS = (
     re.compile(
-        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?i:pad|unk|bos|eos)>"
+        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?i:pad|unk|[bes]o[sd])>"
         r"|(?:start|end)_of_turn>)"
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),
@@ -408,10 +425,19 @@ BOOK = re.compile(
 TITLE = re.compile(r"\s*= [^\n]* =\s*\Z")  # " = Robert = " or " = = Career = = "
 OBJECT = re.compile(r'\s*(?:window\.YTD[\w.]+ = )?(?:\[\s*)?\{\s*"[^"\n]*"\s*:')  # as X writes it
 TIME = re.compile(
-    r"^(?:\W{0,3}\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d|[\d:]{5,12}[,.]\d{3} --> .*)",
+    r"^(?:"
+    r"(?:\W{0,3}|[^\n\[]{1,40}\[)\d{1,4}[-./]\d{1,2}[-./]\d{2,4},? \d{1,2}[:.]\d\d"
+    r"|\d{4}[년年.] ?\d{1,2}[월月.] ?\d{1,2}[일日.]\D{0,8}\d{1,2}:\d\d"  # as in KakaoTalk
+    r"|[\d:]{5,12}[,.]\d{3} --> .*"
+    r"|(?:\[[^\]\n]{1,30}\] )?\[\D{0,4}\d{1,2}:\d\d[^\]\n]{0,24}\]"  # transcripts, lyrics, IRC
+    r"|\d{1,2}:\d\d(?:\t| <|\s*$)"  # LINE, IRC, YouTube
+    r"|[^\n\d]{0,16}\b\d{1,2}(?:,? \d{4})?[^\n\d]{1,2}\d{1,2}:\d\d:\d\d\b"  # logs, ASS, iMessage
+    r")",
     re.MULTILINE,
 )
+EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]{200,}")
 SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")
+TAB_LINES = re.compile(r"(?:[^\t\n]+\t[^\n]*\n){20}")
 HEAD_CHARS = 500  # the first time is within these
 FEWEST_TIMES = 3
 # Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.
@@ -444,6 +470,8 @@ def _found(text, kind):
         joined = unicodedata.normalize("NFC", text)
         if joined != text:
             yield APART, first_difference(text, joined), len(data) - len(joined.encode())
+    if any(char in text for char in "ﬁﬂﬀﬃ\u00ad"):
+        yield LIGATURES, *extent(list(TYPESET.finditer(text)))
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression
         misread = list(MISREAD.finditer(text))
         if misread:
@@ -459,7 +487,13 @@ def _found(text, kind):
     if books:
         at, size = extent(books)
         yield GUTENBERG, at, len(data) - size
-    wholes = ((JSON, OBJECT), (LIST, SHORT_LINES)) if kind == "txt" else ((HEADING, TITLE),)
+    if ";base64," in text:
+        embedded = list(EMBEDDED.finditer(text))
+        if embedded:
+            yield BASE64, *extent(embedded)
+    wholes = ((HEADING, TITLE),)
+    if kind == "txt":
+        wholes = ((JSON, OBJECT), (LIST, SHORT_LINES), (COLUMNS, TAB_LINES))
     for what, whole in wholes:
         if whole.match(text):
             yield what, 0, len(data)

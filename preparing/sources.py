@@ -166,6 +166,7 @@ def _expand(given):
     found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))
     if not found:
         raise InputError(f"no file matches {given}")
+    _tell_held_out(given, found)
     return found
 
 

@@ -18,6 +18,7 @@ from preparing.writer import TokenWriter
 
 FIRST_TOKENS = 1000  # from which the beginning of the text is decoded
 SHOWN_CHARS = 100  # of the text
+RARE = 0.001  # of the documents and of the text: what is kept and rarer is only named
 TIMED_BYTES = 1e6  # less text takes less time than the encoder's import
 
 
@@ -99,18 +100,29 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         f" {writer.seconds:,.1f} s{speed}, with {encoder_name(writer.tokenizer)}",
         f"  begins     {document.strip()[:SHOWN_CHARS]!r}",
     ]
+    found = writer.report.rules
+    least = RARE * sum(split.documents for split in meta.splits.values()), RARE * writer.text_bytes
+    rare = [
+        rule
+        for rule in sorted(found.keys() & ADVICE.keys())
+        if found[rule]["documents"] < least[0] and found[rule]["bytes"] < least[1]
+    ]
     for title, is_listed in (
         ("left out or corrected:", lambda rule: rule not in ADVICE),
         ("kept, though it may be a mistake:", ADVICE.__contains__),
     ):
-        rules = sorted(filter(is_listed, writer.report.rules))
+        rules = sorted(filter(is_listed, found))
         lines += [title] if rules else []
         for rule in rules:
-            counts = writer.report.rules[rule]
-            documents = plural(max(1, counts["documents"]), "document")
+            if rule in rare:
+                continue
+            documents = plural(max(1, found[rule]["documents"]), "document")
             advice = f"; {ADVICE[rule]}" if rule in ADVICE else ""
-            lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}{advice}")
-            lines += [f"    {example!r}" for example in counts["examples"]]
+            lines.append(f"  {rule}: {documents}, {plural(found[rule]['bytes'], 'byte')}{advice}")
+            lines += [f"    {example!r}" for example in found[rule]["examples"]]
+    if rare:
+        lines.append(f"  in less than {RARE:.1%} of the text, shown in {out / 'cleaning.json'}:")
+        lines += [f"    {rule}" for rule in rare]
     return "\n".join(lines)
 
 

@@ -24,8 +24,9 @@ from pathlib import Path
 
 from filelock import Timeout
 
+import tokenizer_bpe
 from command_line import near
-from formats import run_folder
+from formats import conversation, run_folder
 from formats.address import protocol_of
 from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
@@ -54,7 +55,9 @@ VAL_FRACTION = 0.1  # default share of the text that is held out for validation
 VAL_BYTES = 20_000_000  # roughly the most that is held out by default
 TEXT_BYTES = "text_bytes"  # the setting that records the estimated bytes of text in the input
 SAMPLES = 16  # MB of input on which that estimate is based
-PLAN_FORMAT = 4  # version of plan.json and of the files that it describes
+# The code that decides which bytes are written: none but the same continues them.
+CODE = [*sorted(Path(__file__).parent.glob("*.py")), Path(tokenizer_bpe.__file__)]
+CODE = fingerprint([sha256(path) for path in (*CODE, Path(conversation.__file__))])
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # The files of a finished dataset, in the order in which they move to their place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
@@ -89,8 +92,9 @@ class WorkFolder:
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
         if plan.options.text_field and kinds == {"txt"}:
             raise InputError(
-                "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
-                " input is plain text"
+                "--text_field names a field of records, but all of the input is plain text; let the"
+                " names of files with a JSON object on each line end in .jsonl, .jsonl.gz or"
+                " .jsonl.zst, and give --stdin_format for standard input"
             )
         for given in plan.inputs:
             if Path(given).is_dir() and plan.out.resolve().is_relative_to(Path(given).resolve()):
@@ -297,18 +301,18 @@ class WorkFolder:
     def start_or_resume(self) -> None:
         """Write plan.json. Raises InputError if the folder holds another plan's unfinished work."""
         path = self.path / "plan.json"
-        plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": self.listed_sources()}
+        plan = {"code": CODE, "settings": self.settings, "sources": self.listed_sources()}
         former = read_checked(path)
-        is_known = former.get("format") == PLAN_FORMAT
+        is_known = former.get("code") == CODE
         former = former if is_known else plan
         changed = self._differences(former["settings"], former["sources"])
         if not is_known and (path.exists() or self.journal.exists()):
-            changed = "an earlier version of this program began it, or plan.json is damaged"
+            changed = "prepare_data.py has changed since, or plan.json is damaged"
         if changed and self.journal.exists() and not self.plan.overwrite:
             raise InputError(
-                f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
-                " the former command to finish it, give another --out, or start again with"
-                " --overwrite"
+                f"{self.out} holds unfinished work on other input, settings or code: {changed}.\n"
+                "Repeat the former command, with the former code, to finish it, give another --out,"
+                " or start again with --overwrite"
             )
         if changed:
             # The journal first: without it, no later run continues the other files.
@@ -386,7 +390,8 @@ def _is_same(before, source):
     is_in_place = before["path"] == source.name or (
         not source.is_remote and os.path.realpath(before["path"]) == os.path.realpath(source.path)
     )
-    if is_in_place and before.get("version") == source.version:
+    # Data of before 2026-11-26 has no version.
+    if is_in_place and before.get("version", source.version) == source.version:
         return True
     if source.is_remote or "sha256" not in before:
         return False

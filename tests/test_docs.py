@@ -150,26 +150,62 @@ TELEGRAM = [
     {"from": "Bo", "text": "", "photo": "a.jpg"},
     {},
 ]
+NAME = '\ue200entity\ue202["city","Rome","the capital"]\ue201'
 CHATGPT = {  # a tree: the assistant replied twice to c, and d is not shown
-    name: {"parent": parent, "message": role and {"author": {"role": role}, "content": content}}
+    name: {
+        "parent": parent,
+        "message": role and {"author": {"role": role}, "recipient": "all", "content": content},
+    }
     for name, parent, role, content in (
         ("a", None, None, None),
         ("b", "a", "system", {"parts": [""]}),
         ("c", "b", "user", {"parts": [{"image": 1}, "Hi"]}),
         ("d", "c", "assistant", {"parts": ["No"]}),
         ("e", "c", "assistant", {"thoughts": []}),
-        ("f", "e", "assistant", {"parts": ["Hey"]}),
+        ("f", "e", "assistant", {"parts": ['{"prompt": "a hat"}']}),
+        ("g", "f", "assistant", {"parts": [f"{NAME} is. \ue200cite\ue202turn0search0\ue201"]}),
     )
 }
+CHATGPT["f"]["message"]["recipient"] = "dalle.text2im"
+CLAUDE = [
+    {"sender": "human", "text": "Hi", "content": [{"type": "text", "text": "Hi"}]},
+    {
+        "sender": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm"},
+            {"type": "text", "text": "a"},
+            {"type": "tool_use", "input": {}},
+            {"type": "text", "text": "b"},
+        ],
+    },
+    {"sender": "human", "text": "", "content": []},
+]
 EXPORTS = {  # the comment above a command: the file that it reads, and what it writes
     "WhatsApp": (
         "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
         "15.04.2016, 15:04 - Anna-Lea: Hey [1]\n"
         "\u200e[9/22/26, 10:17:02\u202fAM] Bo: \u200eimage omitted\r\n"
-        "15.04.2016, 15:04 - Bo: <Media omitted>\n01/20/2019, 11:23 a. m. - Bo: - x\n",
-        "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\n",
+        "15.04.2016, 15:04 - Bo: <Medien ausgeschlossen>\n01/20/2019, 11:23 a. m. - Bo: - x\n"
+        "[1/1/26, 1:02:03 AM] Bo: a.pdf • \u200e2 Seiten \u200eDokument weggelassen\n"
+        "[1/1/26, 1:02:03 AM] Bo: I <3 it \u200e<This message was edited>\n",
+        "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\nBo: I <3 it\n",
     ),
     "Telegram": (json.dumps({"messages": TELEGRAM}), "Bo: Hi\nAnna: a link\n"),
+    "Telegram:": (
+        json.dumps({"chats": {"list": [{"messages": TELEGRAM[:1]}, {"messages": TELEGRAM}]}}),
+        "Bo: Hi\nBo: Hi\nAnna: a link\n",
+    ),
+    "iMessage": (
+        "May 17, 2022  5:29:42 PM (Read by you after 1 hour)\nMe\nHi\n\n"
+        "May 17, 2022 10:01:02 AM\n+49 1\nTwo\nlines\n\n",
+        "Me: Hi\n+49 1: Two\nlines\n",
+    ),
+    "KakaoTalk": (
+        "[Bo] [오후 1:00] Hi\r\n--------------- 2024년 1월 4일 목요일 ---------------\r\n"
+        "2024년 1월 4일 오후 1:00\n2024년 1월 4일 오후 1:00, Bo : a, b\nc\n"
+        "2024. 1. 4. 오후 1:00, Bo : d : e\n",
+        "Bo: Hi\nBo: a, b\nc\nBo: d : e\n",
+    ),
     "Discord": (
         '{"messages": [{"author": {"name": "Bo"}, "content": "Hi"}, {"content": ""}]}',
         "Bo: Hi\n",
@@ -177,6 +213,12 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     "Facebook": (
         r'{"messages": [{"sender_name": "Zo\u00c3\u00ab", "content": "b"}, {}, {"content": "a"}]}',
         "null: a\nZoë: b\n",
+    ),
+    "Messenger's": (
+        '{"messages": [{"senderName": "Zoë", "text": "Hi", "type": "text"}, '
+        '{"senderName": "Bo", "text": "", "type": "media"}, '
+        '{"senderName": "Bo", "text": "User unsent a message", "type": "placeholder"}]}',
+        "Zoë: Hi\n",
     ),
     "a channel": (
         '[{"user_profile": {"real_name": "Bo"}, "text": "a &lt;b&gt;\\nc"}, {"text": "joined"}]',
@@ -188,16 +230,26 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '{"role": "assistant", "content": "Hey\\n"}]}\n',
     ),
     "conversations with": (
-        json.dumps([{"current_node": "f", "mapping": CHATGPT}]),
-        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hey"}]}\n',
+        json.dumps([{"current_node": "g", "mapping": CHATGPT}]),
+        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Rome is."}]}\n',
+    ),
+    "conversations with Claude": (
+        json.dumps([{"chat_messages": CLAUDE}]),
+        r'{"messages":[{"role":"human","content":"Hi"},{"role":"assistant","content":"a\n\nb"}]}'
+        "\n",
+    ),
+    "a chat of": (
+        '{"user_name": "Bo"}\n{"is_user": false, "mes": "Hi"}\n{"is_user": true, "mes": "Hey"}\n'
+        '{"is_system": true, "mes": "help"}\n',
+        '{"messages":[{"role":"assistant","content":"Hi"},{"role":"user","content":"Hey"}]}\n',
     ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
-        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n\n"
+        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n> b\n>\n>From here\n\n"
         "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/html\n\n<p>Hi\n\n"
         "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/plain; charset=unknown\n\nHi\n\n"
         "From b Mon Jan  1 00:00:00 2024\n\nHi\n",
-        '{"text": "Caf\\u00e9\\n"}\n{"text": "Hi\\n"}\n',
+        '{"text": "Caf\\u00e9\\n>From here\\n"}\n{"text": "Hi\\n"}\n',
     ),
     "your posts": (
         'window.YTD.tweets.part0 = [ {"tweet": {"full_text": "Fish &amp; chips\\n[2]"}},\n'
@@ -205,7 +257,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         '{"text":"Fish & chips\\n[2]"}\n',
     ),
     "subtitles": (
-        "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n- <i>Hello</i>,\r\nyou 2!\r\n\r\n"
+        "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\n{\\an8}- <i>Hello</i>,\r\nyou 2!\r\n\r\n"
         "2\r\n00:00:02,000 --> 00:00:03,000\r\nyou 2!\r\n",
         "- Hello,\nyou 2!\n",
     ),
@@ -215,13 +267,22 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "00:00:03.010 --> 00:00:05.000 align:start\nto all\nof<00:00:04.000><c> you</c>\n",
         "to all\nof you\n",
     ),
+    "the times that": (
+        "[00:01.50]a 1:30\n\n0:07\n10:15\tBo\tb\n[10:15:11] <bo> c\n[00:01.5 --> 00:02.5]   d\n",
+        "a 1:30\n\nBo\tb\n<bo> c\nd\n",
+    ),
+    "prose with": (
+        "One or\r\ntwo well-\r\nknown lines by Anna-\r\nLena.\r\n\r\n\fThree.\n",
+        "One or two wellknown lines by Anna- Lena.\n\nThree.\n",
+    ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Bo\r\nBo\n", 2 * '{"text":"Bo"}\n'),
     "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
     "texts with": ("a\n%\r\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
     "the moves of chess": (
-        '[Event "a"]\n[Result "*"]\r\n\r\n1. e4 { [%clk 0:03:00] } 1... e5 { [%eval 0.2] } *\n\n',
-        "<|endoftext|>\n1. e4 e5 *\n",
+        '[Event "a"]\n[Result "*"]\r\n\r\n1. e4 { [%clk 0:03:00] } 1... e5 $1 { [%eval 0.2]\n'
+        '[%clk 0:03:00] }\n2. d4 *\n\n[Event "b"]\n\n1. d4 *\n',
+        "\n<|endoftext|>\n1. e4 e5 2. d4 * \n<|endoftext|>\n1. d4 * ",
     ),
     "DNA or": (">a\nACG\nTn\n>b\r\nAC\r\n", '{"text":"ACGTN"}\n{"text":"AC"}\n'),
     "several columns": (

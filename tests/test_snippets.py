@@ -2,13 +2,14 @@
 
 import re
 
+import numpy as np
 import torch
 
 from formats import pretrained, run_folder
 from formats.data_folder import read_meta, tokenizer_file
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, ok, prepare, run_code, train_command
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import EOT, Tokenizer
 
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -47,6 +48,21 @@ def test_sequences_that_are_not_text(tmp_path):
     assert meta.vocab_size == 5 + 1
     tokenizer = Tokenizer.load(tokenizer_file(data, meta))
     assert [ord(c) - 0x10000 for c in tokenizer.decode(range(1, 6))] == [0, 1, 2, 3, 4]
+
+
+def test_tokens_of_nanogpt(bpe_data, tmp_path):
+    ids = np.fromfile(bpe_data / "train.bin", np.uint16)
+    np.concatenate((np.zeros(512, np.uint16), ids)).tofile(tmp_path / "train.bin")
+    replaced = {"Tokenizer.gpt2()": f"Tokenizer.load({str(bpe_data)!r})"}
+    run(
+        "docs/from-nanogpt.md",
+        "memmap",
+        tmp_path,
+        replaced | {"offset=0": "offset=1024", "1_000_000": "1_000"},
+    )
+    text = (tmp_path / "text.txt").read_text("utf-8")
+    assert text == Tokenizer.load(bpe_data).decode(ids)
+    assert text.endswith(EOT)
 
 
 def test_weights_of_nanogpt(bpe_data, tmp_path):

@@ -9,12 +9,10 @@ import importlib.util
 import math
 import platform
 import statistics
-import subprocess
 import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 from unicodedata import category
 
 from tqdm import tqdm
@@ -78,7 +76,6 @@ class Recorder:
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             **run.versions(),
             "python": platform.python_version(),
-            "commit": commit(),
             "parameters": run.model.num_parameters(),
             "total_steps": run.schedule.total_steps,
             "data": {
@@ -262,16 +259,6 @@ class Recorder:
         print(f"  {generate_command(run)}")
         tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
         print(f"  python {our_tool(tool)} {quote(folder.as_posix())}")
-
-
-def commit() -> str | None:
-    """The git commit of this code, "-dirty" if files were changed; None without git."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    git += ["--exclude=*", "--abbrev=12"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def continue_command(run: Run) -> str:

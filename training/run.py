@@ -5,6 +5,7 @@ train.py decides what happens with it.
 
 import functools
 import math
+import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -195,10 +196,8 @@ class Run:
         )
 
     def versions(self) -> dict:
-        """PyTorch's version, processes, device and precision, for log and checkpoints."""
-        return {
-            "torch": torch.__version__,
-            "processes": distributed.world_size,
+        """Of the code, with device and precision, for log and checkpoints."""
+        return code_versions() | {
             "device": self.device.name,
             "dtype": str(self.device.dtype).removeprefix("torch."),
         }
@@ -237,6 +236,22 @@ class Run:
             "scaler": self.scaler.state_dict(),
         }
         return description, self.model.state_dict(), optimizer_state
+
+
+def code_versions() -> dict:
+    """What computes a run, besides its device: PyTorch, how many processes, and this code."""
+    return {"torch": torch.__version__, "processes": distributed.world_size, "commit": commit()}
+
+
+@functools.cache  # at the start: a git pull changes only the files
+def commit() -> str | None:
+    """The git commit of this code, "-dirty" if files were changed; None without git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    git += ["--exclude=*", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def largest_divisor(whole: int, limit: int) -> int:

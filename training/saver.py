@@ -7,6 +7,7 @@ formats/mirror.py mirrors.
 """
 
 import contextlib
+import io
 import math
 import signal
 import threading
@@ -75,6 +76,7 @@ class Saver:
     def begin(self) -> None:
         """Clean up after earlier starts, and upload what they could not."""
         self.clean_up()
+        torch.save({}, io.BytesIO())  # imports now what pip may have replaced by the first save
         # Also starts the thread now, as there may be no memory for it later.
         self._start(self._follow_up)
 

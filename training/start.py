@@ -25,7 +25,7 @@ from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
 from training.optimizer import load_state, reserve_state
-from training.run import Progress
+from training.run import Progress, code_versions
 from training.saver import copy_to_ram
 
 # Changes of these settings are not listed.
@@ -128,7 +128,8 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
             f"{folder} continues only on the data that it was trained on:\n{other[0]}\n"
             + on_other_data(folder.parent, config.data_dir if same_tokenizer else None)
         )
-    print_changes(before, now)
+    versions = code_versions()
+    print_changes(versions | saved.get("versions", {}) | before, versions | now)
     return Start(
         config,
         shape=replace(trained, dropout=config.dropout),
@@ -343,10 +344,14 @@ def on_other_data(run: Path, data_dir: str | None) -> str:
 
 
 def print_changes(saved: dict, now: dict) -> None:
-    """Print a table of the settings that a resumed run changes, if there are any."""
+    """Print a table of what a resumed run changes, if anything; the values by setting or version.
+
+    Older checkpoints have settings that are removed, and lack others, which had their defaults.
+    """
     rows = [("changed", "checkpoint", "now")]
-    for name, value in now.items():
-        if name in saved and saved[name] != value and name not in UNIMPORTANT:
-            rows.append((name, str(saved[name]), str(value)))
+    for name, was in (Config().recorded() | saved).items():
+        is_now = now.get(name, "removed")
+        if was != is_now and name not in UNIMPORTANT:
+            rows.append((name, str(was), str(is_now)))
     if len(rows) > 1:
         print("\n".join(f"{name:18}{was:>24}{is_now:>24}" for name, was, is_now in rows))

@@ -122,6 +122,13 @@ def test_a_meta_json_that_says_something_else_is_a_sentence(folder, old, new, wo
         read_meta(folder)
 
 
+def test_fields_of_another_version_are_skipped(folder):
+    before = read_meta(folder)
+    changed(folder, '"file": "train.bin"', '"blocks_sha256": "ab", "file": "train.bin"')
+    changed(folder, '"created"', '"later": 1, "created"')
+    assert read_meta(folder) == before
+
+
 def test_bits_per_byte_are_those_of_the_text_that_the_loss_counts(folder):
     meta = read_meta(folder)
     assert meta.bits_per_byte(math.log(2), "all") == pytest.approx(4 / 12)

@@ -79,17 +79,17 @@ def test_a_chat_has_an_english_reply_that_ends(source, model):
     assert reply.text == "The capital of France is Paris."
 
 
-def test_a_few_steps_lower_the_loss(smollm2, tmp_path):
+def test_ten_steps_lower_the_loss(smollm2, tmp_path):
     (tmp_path / "little.txt").write_text(prose()[:1500], "utf-8")
     data = prepare(
         tmp_path / "little.txt", tmp_path / "data", "--tokenizer", smollm2, "--val_fraction=0.3"
     )
     flags = [f"--init_from={smollm2}", f"--data_dir={data}", f"--checkpoint_dir={tmp_path / 'run'}"]
     flags += ["--block_size=32", "--batch_size=2", "--learning_rate=3e-4", "--warmup_steps=0"]
-    flags += ["--max_steps=4", "--dtype=float32", "--compile=False", "--device=cpu"]
+    flags += ["--max_steps=10", "--dtype=float32", "--compile=False", "--device=cpu"]
     run = build(config.load(["config/finetune.py", *flags]))
     losses = []
-    for _ in range(4):
+    for _ in range(10):
         training_step(run)
         losses.append(run.loss_sums.pop()["loss"])
     assert losses[0] < 5  # with dropout it would be 10

@@ -17,6 +17,9 @@ from tokenizer_bpe import EOT
 
 MESSAGES = [f"Message {n}." for n in range(400)]
 TIMES = "times of subtitles, or of the lines of a chat or a log"
+BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
+LIGATURES = "ligatures such as ﬁ in one character, or soft hyphens, as PDFs have them"
+COLUMNS = "columns with tabs between them, such as numbers before the lines"
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 
@@ -57,8 +60,8 @@ def test_quotations_on_both_sides_of_a_mark_are_two_documents(tmp_path):
 NOTICED = {
     "<s>Hello.</s>\n<s>Bye.</s>": (SPECIAL, 14),
     "<|im_start|>user\nHello<|im_end|>": (SPECIAL, 22),
+    "<BOS>Hello.<EOS>\n<sod>Bye.<eod>": (SPECIAL, 20),
     "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
-    "<BOS>Hello.<EOS>": (SPECIAL, 10),
     "a\0b\x1b[31mc\n\tand\n\f": ("control characters, such as NUL", 2),
     "a line\r\nand more\r\n": ("\\r, as in the line ends of Windows", 2),
     "caf\u00e9 and cafe\u0301": ("letters and accents apart (NFD)", 1),
@@ -67,6 +70,7 @@ NOTICED = {
     "и\u0306": ("letters and accents apart (NFD)", 2),
     "ا\u0653": ("letters and accents apart (NFD)", 2),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
+    "a \ufb01sh, an o\ufb03ce, Donau\u00addampf": (LIGATURES, 3 + 3 + 2),
     "one\n\ufefftwo\n": ("byte order marks within the text, as of joined files", 3),
     "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
     "Ð¼Ð¸Ñ\x80 и мир": ("UTF-8 that was read as another encoding, such as Ã© for é", 12),
@@ -87,11 +91,25 @@ NOTICED = {
     '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
     'window.YTD.tweets.part0 = [\n {\n  "tweet": {} } ]\n': ("JSON, as plain text", 49),
     "Anna Lena\nBo\n" * 50 + "Zoe\n\n": ("nothing but short lines, such as a list of names", 655),
+    "7\tHello.\n" * 21: (COLUMNS, 21 * 9),
     "[31.12.24, 20:52:25] Bo: Hi\n" * 3: (TIMES, 3 * 16),
     "01/20/2019, 11:23 a. m. - Bo: Hi\n" * 3: (TIMES, 3 * 17),
     "2024-01-31 11:23:01,123 - INFO - start\n" * 3: (TIMES, 3 * 16),
     "1\n00:01:02,003 --> 00:01:04,000\nHi\n\n" * 3: (TIMES, 3 * 29),
     "WEBVTT\n\n" + "01:02.003 --> 01:04.000 align:start\nHi\n\n" * 3: (TIMES, 3 * 35),
+    "2024년 1월 4일 오후 1:00, Bo : Hi\n" * 3: (TIMES, 3 * 29),  # KakaoTalk on a phone
+    "[Bo] [오후 1:00] Hi\n" * 3: (TIMES, 3 * 18),  # and on a computer
+    "Bo, [05.01.2024 10:15]\nHi\n\n" * 3: (TIMES, 3 * 21),  # copied from Telegram
+    "2024/01/05(Fri)\n" + "10:15\tBo\tHi\n" * 3: (TIMES, 3 * 6),  # LINE
+    "10:15 <@bo> Hi\n" * 3: (TIMES, 3 * 7),  # irssi
+    "[10:15:11] <bo> Hi\n" * 3: (TIMES, 3 * 10),  # ZNC
+    "Jan  5 10:15:11 host sshd[7]: Hi\n" * 3: (TIMES, 3 * 15),
+    "May 17, 2022  5:29:42 PM (Read by you)\nBo\nHi\n" * 3: (TIMES, 3 * 21),  # iMessage
+    "Dialogue: 0,0:01:02.00,0:01:04.00,Default,,0,0,0,,Hi\n" * 3: (TIMES, 3 * 19),  # ASS
+    "[01:02.00]Hi\n" * 3: (TIMES, 3 * 10),  # LRC
+    "[00:02.000 --> 00:04.000]   Hi\n" * 3: (TIMES, 3 * 25),  # Whisper
+    "0:01\nHi\n" * 3: (TIMES, 3 * 4),  # copied from YouTube
+    "Hi\n![](data:image/png;base64," + 200 * "Ab1/" + "==)\n": (BASE64, 8 + 802),
 }
 
 
@@ -106,7 +124,7 @@ ORDINARY = (
     "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index] (?P<s>.) list<s>"
     " x\u0304\u0301 não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир\n"
     "2024-01-31 11:23 - a diary\n<!-- 1 --> 1.2.2024, a day\n- 3/4/2025 at 12:00\n"
-)
+) + "1:10 And God called the dry land Earth\nx[10:20]\n  input [31:16] a;\n" * 3
 
 
 LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than anyone waits
@@ -114,6 +132,7 @@ LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than any
 
 CODE = 'CODES = {"a": 1, "&": "&amp;"}\n'
 POEM = "A line\n" * 99 + " \n" + "A line\n" * 99
+MAKEFILE = "all: a\n\ta: b.o\n\tc:\td\n" * 20
 README = "<p align=center><img src=a.png></p>\n\n# AT&T &c; (&amp;), as &gt;, &#62;,\n"
 
 
@@ -136,7 +155,7 @@ def test_records_that_are_messages_of_conversations_are_noticed(tmp_path):
         assert {rule: counts["documents"] for rule, counts in report.items()} == {ANSWERS: 1}
 
 
-@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM])
+@pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM, MAKEFILE])
 def test_ordinary_text_is_not_counted(tmp_path, text):
     assert read(tmp_path / "a.txt", text) == ([text], {})
 
@@ -150,6 +169,17 @@ def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, flags):
     assert "Windows: 1 document, 1 byte; --clean turns \\r\\n into \\n" in kept
     assert "left out" not in result.stdout
     assert "special tokens" in (tmp_path / "out/cleaning.json").read_text("utf-8")
+
+
+def test_the_summary_only_names_what_is_rare(tmp_path, flags):
+    rows = [json.dumps({"text": f"Number {i} is a number."}) for i in range(1001)]
+    rows[7] = json.dumps({"text": "a &amp; b"})
+    rows[8:10] = [json.dumps({"text": f"One{i}\0"}) for i in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows), "utf-8")
+    kept = ok(prepare(tmp_path / "a.jsonl", **flags)).stdout.partition("may be a mistake:\n")[2]
+    codes = f"  in less than 0.1% of the text, shown in {tmp_path / 'out/cleaning.json'}:"
+    assert kept.splitlines()[0].startswith("  control characters, such as NUL: 2 documents")
+    assert kept.splitlines()[-2:] == [codes, f"    {HTML_CODES}"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")

@@ -198,7 +198,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, flags):
     )
     (tmp_path / "lost").symlink_to("/nowhere")
     fails(folder / "a.txt", "lost is a file, not a folder", out=tmp_path / "lost")
-    fails(folder / "a.txt", "all of the input is plain text", text_field="text")
+    fails(folder / "a.txt", "all of the input is plain text; let the", text_field="text")
     (folder / "b.txt").symlink_to("/nowhere")
     fails(folder / "b.txt", "no file matches")
     os.mkfifo(folder / "pipe.md")
@@ -236,8 +236,9 @@ def test_files_for_tests_in_a_folder_are_named(tmp_path, flags, names):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"text": "Latest or attested, 1, 2, 3."}')
     flags |= {"overwrite": True}
-    result = ok(prepare(tmp_path / "tests", **flags))
-    assert f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; " in result.stderr
+    also = f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; "
+    for place in (tmp_path / "tests", tmp_path / "tests/**/*"):
+        assert also in ok(prepare(place, **flags)).stderr
     for place in (tmp_path / "tests" / names[0], path.parent / "*" if "/" in names[1] else path):
         assert "will also" not in ok(prepare(place, **flags)).stderr
 

@@ -13,7 +13,7 @@ import pytest
 
 import prepare_data
 from formats.data_folder import read_meta
-from formats.files import read_text, write_checked
+from formats.files import read_checked, read_text, write_checked
 from preparing import InputError, writer
 from preparing.arguments import parse
 from preparing.chunks import Position
@@ -309,6 +309,9 @@ def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(tmp_p
     for damaged in ("", '{"settings": {}, "sources": []}', content.replace("stop", "skip")):
         plan.write_text(damaged)
         fails_clearly(prepare(large, **flags), "plan.json is damaged", "--overwrite")
+    plan.write_text(content)
+    write_checked(plan, read_checked(plan) | {"code": "after a git pull"})
+    fails_clearly(prepare(large, **flags), "prepare_data.py has changed since")
     plan.write_text(content)
     values = json.loads(journal.read_text("utf-8"))
     del values["position"]  # without it, the text would be written twice

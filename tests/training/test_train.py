@@ -51,6 +51,7 @@ from training.compiling import compiler_obstacle, should_compile
 from training.distributed import StopFlag, signals_restored
 from training.fit import fit_in_memory
 from training.plan import banner
+from training.run import code_versions
 from training.schedule import Counters, count_steps
 from training.start import differences, from_scratch, shape_settings
 
@@ -258,6 +259,25 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     assert run_folder.read_state(tmp_path / f"step_{step:08d}")["step"] == step
 
 
+def test_a_run_imports_nothing_after_its_first_step(char_data, tmp_path):
+    """Or an update of PyTorch or of this code ends it, before it has saved a step."""
+    code = """
+import pathlib, runpy, sys
+log = pathlib.Path(sys.argv.pop(1), "log.jsonl")
+
+def hook(event, details):
+    late = event == "import" and details[0] not in sys.modules
+    if late and log.exists() and '"loss"' in log.read_text():
+        raise ImportError(details[0])
+
+sys.addaudithook(hook)
+runpy.run_path("train.py", run_name="__main__")
+"""
+    more = ["--max_steps=20", "--sample_prompts=The ", f"--mirror={tmp_path / 'mirror'}"]
+    _, *words = train_command(char_data, tmp_path / "run", *more)
+    ok(run_code(code, tmp_path / "run", *words))
+
+
 @pytest.mark.skipif(os.name != "nt", reason="Ctrl-Break is Windows'")
 def test_ctrl_break_asks_a_run_to_stop():
     with signals_restored():  # by raising it: Wine ends a process to which it is sent
@@ -287,6 +307,22 @@ def test_the_folder_of_a_run_stands_for_its_settings(finished, tmp_path):
     fails_clearly(
         run_script("train.py", tmp_path), "is not the folder of a run", "config.json", "preset"
     )
+
+
+def test_a_run_names_what_another_version_of_the_code_changes(
+    finished, little_data, tmp_path, capsys
+):
+    run = shutil.copytree(finished[0], tmp_path / "run")
+    state = run_folder.read_state(run / "step_00000040")
+    state["settings"]["input_noise"] = 0.05  # no longer a setting
+    del state["settings"]["muon_momentum"]  # not yet one
+    state["versions"]["commit"] = "0123456789ab"
+    files.write_checked(run / "step_00000040/state.json", state)
+    small_run(little_data, run, *WHOLE, "--max_steps=40", "--muon_momentum=0.9")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["input_noise", "0.05", "removed"] in rows
+    assert ["muon_momentum", "0.95", "0.9"] in rows
+    assert ["commit", "0123456789ab", str(code_versions()["commit"])] in rows
 
 
 def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path):
