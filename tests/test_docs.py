@@ -275,6 +275,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "One or\r\ntwo well-\r\nknown lines by Anna-\r\nLena.\r\n\r\n\fThree.\n",
         "One or two wellknown lines by Anna- Lena.\n\nThree.\n",
     ),
+    "notes in": ("---\ntags: [a]\n---\n# A\n\n---\nb\n", "# A\n\n---\nb\n"),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Bo\r\nBo\n", 2 * '{"text":"Bo"}\n'),
     "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
@@ -317,9 +318,8 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"[\w/*]+\.(jsonl?|js|srt|pgn|txt|fa|csv|parquet)|inbox.mbox|jokes", command)[
-        0
-    ]
+    kinds = "jsonl?|js|srt|pgn|txt|fa|csv|md|parquet"
+    read = re.search(rf"[\w/*]+\.({kinds})|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).parent.mkdir(exist_ok=True)
