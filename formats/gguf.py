@@ -86,6 +86,7 @@ def add_shape(writer, config: GPTConfig) -> None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
         writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_rope_dimension_count(config.head_dim)  # candle refuses a file without it
         writer.add_rope_freq_base(config.rope_theta)
 
 

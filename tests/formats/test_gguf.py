@@ -58,6 +58,7 @@ for arch in ("qwen3", "llama"):
         f"{arch}.attention.key_length": 24,
         f"{arch}.attention.value_length": 24,
         f"{arch}.attention.layer_norm_rms_epsilon": pytest.approx(1e-3),
+        f"{arch}.rope.dimension_count": 24,
         f"{arch}.rope.freq_base": 5e5,
     }
 GROUPED = {"n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5, "norm_eps": 1e-3}
