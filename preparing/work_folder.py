@@ -26,7 +26,7 @@ from filelock import Timeout
 
 import tokenizer_bpe
 from command_line import near
-from formats import conversation, run_folder
+from formats import conversation
 from formats.address import protocol_of
 from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
@@ -416,6 +416,8 @@ def _given_tokenizer(name):
             advice = f"did you mean --tokenizer {meant[0]}?"
         raise InputError(f"no tokenizer at {name}; {advice}")
     tokenizer = Tokenizer.load(name)
+    from formats import run_folder  # here, since the nodes of a Ray cluster have no config/
+
     if run_folder.is_hf(Path(name)):
         from formats import huggingface  # as above
 
