@@ -181,8 +181,7 @@ class WorkFolder:
             "gigabytes": plan.gigabytes,
             TEXT_BYTES: text_bytes,
         }
-        unused = [name for name, value in values.items() if value is None or value is False]
-        return {name: value for name, value in values.items() if name not in unused}
+        return _in_use(values)
 
     def _known_text_bytes(self):
         """The size of the text as earlier work in this folder estimated it; 0 without such work."""
@@ -280,6 +279,7 @@ class WorkFolder:
 
     def _differences(self, settings, former_sources):
         """Describe how earlier work differs from this; "" if it does not."""
+        settings = _in_use(settings)  # data of 2026-11-23 has clean = False
         # Data of earlier versions has "conversations", which the tokenizer implies.
         compared = (settings | self.settings).keys() - {TEXT_BYTES, "conversations"}
         if settings.get("on_error") == "stop":
@@ -377,6 +377,11 @@ class WorkFolder:
         with self.writing_plan:
             # Windows deletes the lock, which is open, at its release.
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _in_use(settings):
+    unused = [name for name, value in settings.items() if value is None or value is False]
+    return {name: value for name, value in settings.items() if name not in unused}
 
 
 def _is_same(before, source):
