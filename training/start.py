@@ -350,7 +350,7 @@ def print_changes(saved: dict, now: dict) -> None:
     """
     rows = [("changed", "checkpoint", "now")]
     for name, was in (Config().recorded() | saved).items():
-        is_now = now.get(name, "removed")
+        is_now = now.get(name, "removed" if was else was)  # without it, None and False stay
         if was != is_now and name not in UNIMPORTANT:
             rows.append((name, str(was), str(is_now)))
     if len(rows) > 1:
