@@ -216,6 +216,9 @@ def find_preset(path: Path) -> Path:
     hint = f"config/ has {', '.join(names)}"
     if meant:
         hint = "did you mean " + " or ".join(f"config/{name}.py" for name in meant) + "?"
+    run = Path("checkpoints", path.stem)
+    if (run / "config.json").exists():  # of a preset that is gone, as by git pull
+        hint += f"\nTo continue its run:\n  python {our_file('train.py')} {quote(run.as_posix())}"
     raise ConfigError(f"there is no preset or run {path}; {hint}")
 
 

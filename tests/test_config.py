@@ -291,6 +291,15 @@ def test_a_preset_is_also_found_from_another_folder(tmp_path, monkeypatch):
     assert config.load(["config/demo.py"]).checkpoint_dir == "checkpoints/demo"
 
 
+def test_a_run_whose_preset_is_gone_continues_by_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "checkpoints/medium_char"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no preset .*\n.*\n.*train.py checkpoints/medium_char$"):
+        config.load(["config/medium_char.py"])
+
+
 @pytest.mark.parametrize(
     ("argument", "epochs", "max_steps"),
     [
