@@ -86,7 +86,10 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
     try:
         config = GPTConfig(**state["model"])
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
+        raise CheckpointError(
+            f"{folder} does not fit this code's model: {error}; use the version of model.py that"
+            " trained it"
+        ) from None
     if "fingerprint" in state and not same(state["fingerprint"], fingerprint(config)):
         print(
             f"{folder}: model.py computes something else than when it trained these weights",
