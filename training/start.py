@@ -328,7 +328,8 @@ def other_data(trained: dict, meta: Meta, where: str) -> list[str]:
     """A line if the data differs from a run's. trained: Meta.identity() of the run's data."""
     values = meta.identity().items()
     differ = [name for name, value in values if trained.get(name, value) != value]
-    return [f"  data: other {', '.join(differ)} than in {where}"] if differ else []
+    why = "another text, settings or version of prepare_data.py"
+    return [f"  data: other {', '.join(differ)} than in {where}: {why}"] if differ else []
 
 
 def on_other_data(run: Path, data_dir: str | None) -> str:
