@@ -321,7 +321,9 @@ def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(tmp_p
 
 
 def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkeypatch):
-    write(tmp_path / "a.jsonl", "jsonl", [f"{n} {prose()[:20_000]}" for n in range(400)])
+    reply = {"role": "assistant", "content": "Yes."}
+    asked = [{"role": "user", "content": f"{n} {prose()[:20_000]}"} for n in range(250)]
+    write_conversations(tmp_path / "a.jsonl", [[message, reply] for message in asked])
     on_disk, counted = {}, []
     fsync = os.fsync
 
@@ -332,8 +334,10 @@ def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkey
 
     def written(path, values):
         if path.name == "progress.json":
-            sizes = {f"{name}.bin": 2 * tokens for name, tokens in values["tokens"].items()}
-            for name, size in (sizes | {"hashes.bin": 8 * values["seen"]}).items():
+            sizes = {"hashes.bin": 8 * values["seen"]}
+            for name, tokens in values["tokens"].items():
+                sizes |= {f"{name}.bin": 2 * tokens, f"{name}.mask.bin": tokens}
+            for name, size in sizes.items():
                 assert on_disk.get((path.parent / name).stat().st_ino, 0) >= size, name
             counted.append(values["text_bytes"])
         write_checked(path, values)
@@ -341,6 +345,7 @@ def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkey
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(writer, "write_checked", written)
     monkeypatch.setattr(writer, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(writer, "KNOWN_BYTES", 0)
     words = [tmp_path / "a.jsonl", "--tokenizer", tokenizer, "--dedupe", "--out", tmp_path / "out"]
     prepare_data.prepare(parse([str(word) for word in words]))
     assert len(counted) > 3
