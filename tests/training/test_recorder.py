@@ -57,6 +57,7 @@ def test_only_a_prompt_that_was_typed_has_to_be_of_known_characters(tmp_path, ca
         ("Bylo jednou\tjedno království. ", r"\S+\s\S+\s\S+"),
         ("从前有一座山，山里有一座庙。", "..."),
         ("Anna\nBert\n", r"\w+"),  # commands show it, and do not span lines
+        ("Li\n<|endoftext|>\n", "Li"),
     ],
 )
 def test_the_prompt_of_a_preset_is_in_the_language_of_the_text(tmp_path, text, shown):
@@ -67,9 +68,12 @@ def test_the_prompt_of_a_preset_is_in_the_language_of_the_text(tmp_path, text, s
     assert re.fullmatch(shown, prompt)
 
 
-def test_a_preset_has_no_prompt_for_conversations(chat_data, tmp_path):
-    run = small_run(chat_data, tmp_path, "--sample_prompts=None")
-    assert run.config.sample_prompts == []
+def test_a_preset_has_no_prompt_for_conversations_or_without_validation(chat_data, tmp_path):
+    (tmp_path / "text.txt").write_text("Some text. " * 100)
+    data = prepare(tmp_path / "text.txt", tmp_path / "data", "--tokenizer=char", "--val_fraction=0")
+    for folder in (chat_data, data):
+        run = small_run(folder, tmp_path / f"run_{folder.name}", "--sample_prompts=None")
+        assert run.config.sample_prompts == []
 
 
 def test_samples_cannot_move_the_cursor():
