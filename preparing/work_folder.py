@@ -316,7 +316,7 @@ class WorkFolder:
             )
         if changed:
             # The journal first: without it, no later run continues the other files.
-            for name in (self.journal.name, "hashes.bin", *FILES):
+            for name in (self.journal.name, *FILES):
                 (self.path / name).unlink(missing_ok=True)
             plan["settings"] = self.settings = self._settings()
         self._write_plan(plan)

@@ -190,7 +190,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, flags):
     (source,) = find_sources([f"{tmp_path}/my [[]old] pictures/**/*.md"])
     assert source.path == f"{folder.as_posix()}/b.MD"
     (folder / "a.txt").write_text("Plain text.")
-    fails(folder, "is in the input", out=folder / "out")
+    fails(folder, "is in the input", out=tmp_path / "none/.." / folder.name / "out")
     fails(
         folder / "a.txt",
         "b.MD is a file, not a folder; give another --out",

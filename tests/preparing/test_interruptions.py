@@ -309,6 +309,8 @@ def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(tmp_p
     for damaged in ("", '{"settings": {}, "sources": []}', content.replace("stop", "skip")):
         plan.write_text(damaged)
         fails_clearly(prepare(large, **flags), "plan.json is damaged", "--overwrite")
+    plan.unlink()
+    fails_clearly(prepare(large, **flags), "plan.json is damaged", "--overwrite")
     plan.write_text(content)
     write_checked(plan, read_checked(plan) | {"code": "after a git pull"})
     fails_clearly(prepare(large, **flags), "prepare_data.py has changed since")

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 import prepare_data
+from formats import files
 from formats.data_folder import TURN_BEGINS, read_meta, write_meta
 from preparing import InputError, split, work_folder, writer
 from preparing.arguments import parse
@@ -275,6 +276,8 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
         return prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags)
 
     ok(again(tokenizer=tokenizer))
+    named = read_meta(tmp_path / "out").settings.keys()  # as older versions named them
+    assert named == {"on_error", "tokenizer", "val_fraction", "text_bytes"}
     before = (tmp_path / "out/meta.json").read_bytes()
     assert "finished already" in ok(again(tokenizer=tokenizer)).stdout
     assert "finished already" in ok(again(tokenizer=tokenizer, sample_bytes=1e6)).stdout
@@ -288,7 +291,6 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     assert (tmp_path / "out/meta.json").read_bytes() == before
     ok(again(tokenizer="char", clean=True, overwrite=True))
     assert "finished already" in ok(again(tokenizer="char", clean=True, dedupe=True)).stdout
-    assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
 def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, tokenizer):
@@ -301,10 +303,34 @@ def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, to
     path.write_bytes(path.read_bytes().replace(b"the", b"eth"))  # of the same size
     fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
     meta = read_meta(out)
+    del meta.sources[0]["sha256"]  # as of a file that changed while it was read
+    write_meta(out, meta)
+    fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
     meta.sources = [{name: meta.sources[0][name] for name in ("path", "bytes")}]
     meta.settings["clean"] = False
     write_meta(out, meta)  # as of 2026-11-23
     assert "finished already" in ok(prepare(path, **flags)).stdout
+
+
+def test_the_size_of_another_text_is_not_that_of_this_one(tmp_path):
+    for name, count in (("a", 10), ("b", 20_000)):
+        (tmp_path / f"{name}.txt").write_text("a line of text\n" * count)
+    out = f"--out={tmp_path}/out"
+
+    def text_bytes(name, *more):
+        with WorkFolder(parse([f"{tmp_path}/{name}.txt", out, *more])) as work:
+            work.start_or_resume()
+            work.checked_sources()  # a thread has written their checksums
+            work.journal.touch()  # there is work to continue
+            return work.settings["text_bytes"]
+
+    assert text_bytes("a") == text_bytes("a") == 150
+    assert text_bytes("b", "--overwrite") == 300_000  # of unfinished work
+    (tmp_path / "out/.partial/progress.json").unlink()
+    assert text_bytes("a") == 150  # of work that was stopped before its first record
+    (tmp_path / "out/.partial/progress.json").unlink()
+    files.write_json(tmp_path / "out/meta.json", {"eot_id": 0, "settings": {"text_bytes": 150}})
+    assert text_bytes("b", "--overwrite") == 300_000  # of a finished dataset
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path, capsys):
