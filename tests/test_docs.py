@@ -122,6 +122,12 @@ def test_no_comment_follows_a_command(page):
         assert not re.search(r"^[^#\n].* # ", block, re.MULTILINE), block
 
 
+def test_zsh_runs_what_bash_runs(page):
+    """It reads the quotes of comments, and expands ! within double quotes."""
+    for block in FENCE.findall(text_of(page)):
+        assert not re.search(r"^#[^\n]*'|python -c \"[^\"]*!(?![\s=])", block, re.MULTILINE), block
+
+
 def test_presets_options_and_settings_exist(page):
     for preset in re.findall(r"\bconfig/[a-z]\w*\.py", text_of(page)):
         assert (ROOT / preset).is_file()
@@ -214,7 +220,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         r'{"messages": [{"sender_name": "Zo\u00c3\u00ab", "content": "b"}, {}, {"content": "a"}]}',
         "null: a\nZoë: b\n",
     ),
-    "Messenger's": (
+    "encrypted chats": (
         '{"messages": [{"senderName": "Zoë", "text": "Hi", "type": "text"}, '
         '{"senderName": "Bo", "text": "", "type": "media"}, '
         '{"senderName": "Bo", "text": "User unsent a message", "type": "placeholder"}]}',
@@ -245,11 +251,11 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
-        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n> b\n>\n>From here\n\n"
+        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n> b\n>\n>From here\n>I\n\n"
         "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/html\n\n<p>Hi\n\n"
         "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/plain; charset=unknown\n\nHi\n\n"
         "From b Mon Jan  1 00:00:00 2024\n\nHi\n",
-        '{"text": "Caf\\u00e9\\n>From here\\n"}\n{"text": "Hi\\n"}\n',
+        '{"text": "Caf\\u00e9\\nFrom here\\n"}\n{"text": "Hi\\n"}\n',
     ),
     "your posts": (
         'window.YTD.tweets.part0 = [ {"tweet": {"full_text": "Fish &amp; chips\\n[2]"}},\n'
@@ -272,8 +278,8 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "a 1:30\n\nBo\tb\n<bo> c\nd\n",
     ),
     "prose with": (
-        "One or\r\ntwo well-\r\nknown lines by Anna-\r\nLena.\r\n\r\n\fThree.\n",
-        "One or two wellknown lines by Anna- Lena.\n\nThree.\n",
+        "One or\r\ntwo well-\r\nknown li-\r\nnes, well-known to A-\r\nB.\r\n\r\n\fOh\u00ad\nne.\n",
+        "One or two well-known lines, well-known to A- B.\n\nOhne.\n",
     ),
     "notes in": ("---\ntags: [a]\n---\n# A\n\n---\nb\n", "# A\n\n---\nb\n"),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
