@@ -55,9 +55,11 @@ VAL_FRACTION = 0.1  # default share of the text that is held out for validation
 VAL_BYTES = 20_000_000  # roughly the most that is held out by default
 TEXT_BYTES = "text_bytes"  # the setting that records the estimated bytes of text in the input
 SAMPLES = 16  # MB of input on which that estimate is based
-# The code that decides which bytes are written: none but the same continues them.
-CODE = [*sorted(Path(__file__).parent.glob("*.py")), Path(tokenizer_bpe.__file__)]
-CODE = fingerprint([sha256(path) for path in (*CODE, Path(conversation.__file__))])
+# Of the code that decides which bytes are written: none but the same continues them.
+CODE = fingerprint(
+    [sha256(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    + [sha256(Path(module.__file__)) for module in (tokenizer_bpe, conversation)]
+)
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # The files of a finished dataset, in the order in which they move to their place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
