@@ -36,8 +36,11 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # Below a folder: hidden files, and those that macOS and Office put next to files.
 HIDDEN = re.compile(r"(?:\A|(?<=/))(?:\.[^./]|~\$|__MACOSX/)")
 
-# Names that data sets give to the parts that are not for training.
-HELD_OUT = re.compile(r"(?i)(?:\A|[/_.-])(?:test|val|valid|validation|dev|eval)(?=[/_.-])")
+# Names that data sets give to the parts that are not for training; code has other tests.
+HELD_OUT = re.compile(
+    r"(?i)(?:\A|[/_.-])(?:test|val|valid|validation|dev|eval)(?=[/_.-])"
+    r"(?!.*\.(?:py|[ch]|cc|cpp|js|ts|go|rs|java|rb|md)$)"
+)
 
 
 @dataclass

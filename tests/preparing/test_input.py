@@ -235,6 +235,7 @@ def test_files_for_tests_in_a_folder_are_named(tmp_path, flags, names):
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"text": "Latest or attested, 1, 2, 3."}')
+    path.with_name("test_a.py").write_text("Code has its own tests, which are text, too.")
     flags |= {"overwrite": True}
     also = f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; "
     for place in (tmp_path / "tests", tmp_path / "tests/**/*"):
