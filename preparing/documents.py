@@ -275,7 +275,7 @@ MIN_BYTES = 20  # 20 letters of English, or 7 of Chinese
 MAX_CHAR_SHARE = 0.5
 MIN_LETTERS = 0.4
 SAMPLE_CHARS = 500  # characters of a document in which letters and digits are counted
-TYPESET = re.compile("[\ufb00-\ufb06\u00ad]")
+TYPESET = re.compile("[\ufb00-\ufb06]|\u00ad\n?")
 RULES = {  # in the order in which they are applied
     "line ends other than \\n": lambda text: (  # \r\r\n is \r\n that Windows wrote as text
         text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
@@ -288,8 +288,8 @@ RULES = {  # in the order in which they are applied
 
 
 def _as_typed(found):
-    """The letters of a ligature such as ﬁ; nothing for a soft hyphen."""
-    return unicodedata.normalize("NFKC", found[0]).removesuffix("\u00ad")
+    """The letters of a ligature such as ﬁ; nothing for a soft hyphen, which may end a line."""
+    return unicodedata.normalize("NFKC", found[0]) if found[0][0] != "\u00ad" else ""
 
 
 def clean(text: str, report: CleaningReport) -> str:
@@ -387,7 +387,7 @@ ADVICE = {
     COLUMNS: "cut -f 2 FILE > FIXED keeps the second column alone; for a question and its answer in"
     " each line, docs/other-programs.md has a command",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
-    BASE64: r"sed -E 's/data:[^ <>()]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
+    BASE64: r"sed -E 's/data:[^ <>(),]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
     ANSWERS: "docs/other-programs.md has a command that makes conversations of OpenAssistant's",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",

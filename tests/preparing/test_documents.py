@@ -10,14 +10,13 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, ANSWERS, GUTENBERG, HEADING, HTML_CODES
+from preparing.documents import ADVICE, ANSWERS, BASE64, GUTENBERG, HEADING, HTML_CODES
 from tests.conftest import fails_clearly, ok
 from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT
 
 MESSAGES = [f"Message {n}." for n in range(400)]
 TIMES = "times of subtitles, or of the lines of a chat or a log"
-BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
 LIGATURES = "ligatures such as ﬁ in one character, or soft hyphens, as PDFs have them"
 COLUMNS = "columns with tabs between them, such as numbers before the lines"
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
@@ -180,6 +179,14 @@ def test_the_summary_only_names_what_is_rare(tmp_path, flags):
     codes = f"  in less than 0.1% of the text, shown in {tmp_path / 'out/cleaning.json'}:"
     assert kept.splitlines()[0].startswith("  control characters, such as NUL: 2 documents")
     assert kept.splitlines()[-2:] == [codes, f"    {HTML_CODES}"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
+def test_the_advice_for_base64_keeps_what_is_between_two_files():
+    text = "![](data:image/png;base64,Ab+/=) a,data:image/png;base64,Ab==,b,data:a/b;base64,Ab,c\n"
+    command = shlex.split(ADVICE[BASE64].partition(" FILE ")[0])
+    kept = subprocess.run(command, input=text, stdout=-1, text=True).stdout
+    assert kept == "![]() a,,b,,c\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
