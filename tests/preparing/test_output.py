@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import unicodedata
 from collections import Counter
 
@@ -357,7 +358,9 @@ def test_a_file_is_the_same_input_however_its_path_is_spelled(tmp_path, flags):
     path.rename(moved / "a.txt")
     assert "finished already" in ok(prepare(moved / "a.txt", **flags)).stdout
     text = (moved / "a.txt").read_text("utf-8").replace("the", "eth")
+    times = (moved / "a.txt").stat().st_mtime_ns
     (moved / "a.txt").write_text(text)
+    os.utime(moved / "a.txt", ns=(times, times))  # which do not count at another place
     fails_clearly(prepare(moved / "a.txt", **flags), "the input differs from", "moved/a.txt on")
     write(moved / "a.md", "txt", DOCUMENTS)
     fails_clearly(prepare(moved / "a.md", **flags), "the input differs from", "a.md on")
@@ -371,6 +374,23 @@ def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
     result = prepare(text, out=out, tokenizer=tokenizer)
     fails_clearly(result, "train.bin is missing", "with --overwrite")
     ok(prepare(text, out=out, tokenizer=tokenizer, overwrite=True))
+    for name, kept in (("plan.json", True), ("train.bin", False)):  # a plan: of unfinished work
+        (out / ".partial").mkdir()
+        (out / ".partial" / name).touch()
+        ok(prepare(text, out=out, tokenizer=tokenizer))
+        assert (out / ".partial").exists() == kept
+        shutil.rmtree(out / ".partial", ignore_errors=True)
+
+
+def test_what_was_costly_outlives_a_stop_before_the_first_record(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    made = [("bpe", "tokenizer.json"), ("char", "tokenizer.json"), ("gpt2", "cache")]
+    for tokenizer, name in [*made, ("gpt2", "tokenizer.json"), ("bpe", "train.bin")]:
+        out = tmp_path / tokenizer / name
+        words = [f"{tmp_path}/a.txt", f"--tokenizer={tokenizer}", f"--out={out}"]
+        with WorkFolder(parse(words)) as work:
+            (work.path / name).touch()
+        assert out.exists() == ((tokenizer, name) in made)
 
 
 @pytest.mark.parametrize("left_over", [b"", b"caf\xe9\n" * 2000])

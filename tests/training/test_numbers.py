@@ -21,7 +21,7 @@ from model import GPT
 from tests.training.conftest import small_run
 from train import training_step, validation_loss
 from training import distributed
-from training.memory import fits_ram, largest_micro_batch
+from training.memory import fits_ram, largest_micro_batch, ram_to_come
 from training.plan import (
     banner,
     disk_table,
@@ -356,9 +356,16 @@ def test_a_cpu_without_memory_for_one_sequence_is_found_before_it_is_used(run, m
     run.compiles = False
     assert fits_ram(run, 1)
     assert "more memory" not in banner(run)
+    with monkeypatch.context() as two:  # processes, of which one copies
+        two.setattr(distributed, "local_world_size", 2)
+        assert ram_to_come(run, 1) == 2 * needed - 12 * parameters
     monkeypatch.setattr(hardware, "free_ram", lambda: needed - 1)
     assert f"warning     training takes up to {needed / 1e9:.1f} GB more memory" in banner(run)
     assert "one sequence does not fit in the memory of cpu" in measured_here(run)
+    run.counters.step = run.schedule.total_steps
+    assert "more memory" not in banner(run)  # a finished run takes none
+    monkeypatch.setattr(hardware, "free_ram", lambda: None)  # it is not known
+    assert fits_ram(run, 1)
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_a_warning(run, monkeypatch):
