@@ -281,7 +281,11 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "One or\r\ntwo well-\r\nknown li-\r\nnes, well-known to A-\r\nB.\r\n\r\n\fOh\u00ad\nne.\n",
         "One or two well-known lines, well-known to A- B.\n\nOhne.\n",
     ),
-    "notes in": ("---\ntags: [a]\n---\n# A\n\n---\nb\n", "# A\n\n---\nb\n"),
+    "notes in": (
+        "\ufeff---\r\ntags: [a]\r\n---\r\n# A\n\n---\nb\n",
+        f"# A\n\n---\nb\n\n{EOT}\n",
+    ),
+    "notes in Markdown": ("---\na rule\n", f"---\na rule\n\n{EOT}\n"),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Bo\r\nBo\n", 2 * '{"text":"Bo"}\n'),
     "a question, a tab": ("Go.\tVa !\tCC-BY\n", "question\tanswer\nGo.\tVa !\n"),
@@ -328,7 +332,7 @@ def test_commands_make_text_of_other_programs(tmp_path, what):
     read = re.search(rf"[\w/*]+\.({kinds})|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
-    (tmp_path / read).parent.mkdir(exist_ok=True)
+    (tmp_path / read).parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, list):
         pyarrow.parquet.write_table(pyarrow.table({"text": content}), tmp_path / read)
     else:
