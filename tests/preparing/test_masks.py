@@ -52,6 +52,7 @@ def test_a_mask_has_what_the_assistant_says_and_what_ends_it(tmp_path, tokenizer
     replies = parts_in(out, "train", IN_REPLY)
     assert mask.text_bytes == len("".join(replies).replace("<|endoftext|>", ""))
     assert f"{mask.tokens:,} tokens in replies" in result.stdout
+    assert "Warning" not in result.stderr
 
 
 def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
@@ -106,8 +107,12 @@ def test_what_moves_between_the_splits_leaves_no_mask_behind(tmp_path, tokenizer
     val.write(np.ones(5, val.dtype), mask)
     val.write(np.ones(2, val.dtype))
     val.move_end(train, 0)
-    train.move_end(val, 1)
+    train.mark()
+    train.move_end(val, 1)  # before the mark
+    train.mark()
     val.move_end(train, 9)  # from within a reply, the rest of which counts
+    for _ in range(2):
+        train.move_end(val, train.tokens)  # nothing
     assert val.finish(masked=True).mask.tokens == 1
     assert train.finish(masked=True).mask.tokens == 3
     masks = [np.fromfile(tmp_path / f"{name}.mask.bin", np.uint8) for name in ("val", "train")]
