@@ -308,7 +308,7 @@ def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, to
     write_meta(out, meta)
     fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
     meta.sources = [{name: meta.sources[0][name] for name in ("path", "bytes")}]
-    meta.settings["clean"] = False
+    meta.settings |= {"clean": False, "conversations": "plain"}
     write_meta(out, meta)  # as of 2026-11-23
     assert "finished already" in ok(prepare(path, **flags)).stdout
 
