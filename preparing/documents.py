@@ -470,7 +470,7 @@ def _found(text, kind):
         joined = unicodedata.normalize("NFC", text)
         if joined != text:
             yield APART, first_difference(text, joined), len(data) - len(joined.encode())
-    if any(char in text for char in "ﬁﬂﬀﬃ\u00ad"):
+    if any(char in text for char in "ﬀﬁﬂﬃﬄ\u00ad"):
         yield LIGATURES, *extent(list(TYPESET.finditer(text)))
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression
         misread = list(MISREAD.finditer(text))

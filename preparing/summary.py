@@ -101,11 +101,12 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         f"  begins     {document.strip()[:SHOWN_CHARS]!r}",
     ]
     found = writer.report.rules
-    least = RARE * sum(split.documents for split in meta.splits.values()), RARE * writer.text_bytes
+    few = RARE * sum(split.documents for split in meta.splits.values())
+    little = RARE * writer.text_bytes
     rare = [
         rule
         for rule in sorted(found.keys() & ADVICE.keys())
-        if found[rule]["documents"] < least[0] and found[rule]["bytes"] < least[1]
+        if found[rule]["documents"] < few and found[rule]["bytes"] < little
     ]
     for title, is_listed in (
         ("left out or corrected:", lambda rule: rule not in ADVICE),
@@ -116,10 +117,11 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         for rule in rules:
             if rule in rare:
                 continue
-            documents = plural(max(1, found[rule]["documents"]), "document")
+            counts = found[rule]
+            documents = plural(max(1, counts["documents"]), "document")
             advice = f"; {ADVICE[rule]}" if rule in ADVICE else ""
-            lines.append(f"  {rule}: {documents}, {plural(found[rule]['bytes'], 'byte')}{advice}")
-            lines += [f"    {example!r}" for example in found[rule]["examples"]]
+            lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}{advice}")
+            lines += [f"    {example!r}" for example in counts["examples"]]
     if rare:
         lines.append(f"  in less than {RARE:.1%} of the text, shown in {out / 'cleaning.json'}:")
         lines += [f"    {rule}" for rule in rare]

@@ -382,6 +382,7 @@ class WorkFolder:
 
 
 def _in_use(settings):
+    """Without those that are off."""
     unused = [name for name, value in settings.items() if value is None or value is False]
     return {name: value for name, value in settings.items() if name not in unused}
 
