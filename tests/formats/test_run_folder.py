@@ -130,9 +130,9 @@ def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
     files.write_json(tmp_path / "checkpoints/begun/config.json", {"checkpoint_dir": ""})
     with pytest.raises(CheckpointError, match=r"not saved yet.*train.py checkpoints/begun"):
         run_folder.find(None)
-    save(tmp_path / "checkpoints" / "old", 9)
-    save(tmp_path / "checkpoints" / "new", 1)
-    assert run_folder.find(None).as_posix() == "checkpoints/new/step_00000001"
+    for name, step in (("new", 1), ("old", 9), ("new", 2)):
+        save(tmp_path / "checkpoints" / name, step)
+    assert run_folder.find(None).as_posix() == "checkpoints/new/step_00000002"
 
 
 def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeypatch):
@@ -210,7 +210,7 @@ def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
         '{"step": 2, "loss": null}',
         '{"ste',
     ]
-    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    (tmp_path / "log.jsonl").write_bytes("\n".join(lines).encode() + b"\xe4")  # half a letter
     run_folder.append_log(tmp_path, {"step": 3})
     assert run_folder.read_log(tmp_path) == [{"step": 2, "loss": None}, {"step": 3}]
 
@@ -226,6 +226,7 @@ def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
         ),
         ({"log.jsonl": "{}"}, "log.jsonl"),
         ({"best.json": "{}"}, "best.json"),
+        ({"trace.json": "{}"}, "trace.json"),
         ({"step_100/model.bin": ""}, "step_100/model.bin"),
         ({"config.json": '{"data_dir": "a", "checkpoint_dir": "b"'}, None),  # damaged
         ({"config.json": "\0" * 9, "log.jsonl": ""}, "log.jsonl"),
@@ -242,11 +243,13 @@ def test_a_run_takes_no_folder_in_which_it_would_replace_what_no_run_wrote(tmp_p
         run_folder.check_own(tmp_path)
 
 
-def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
+def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path, monkeypatch):
     run = tmp_path / "run"
     save(run, 1)
     (run / "wandb_id").write_text("of the first")
-    run_folder.write_config(run, {"checkpoint_dir": str(run)}, "first")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)  # the run goes on from elsewhere
+        run_folder.write_config(run.relative_to(tmp_path), {"checkpoint_dir": "run"}, "first")
     copy = shutil.copytree(run, tmp_path / "copy")
     for folder in (run, copy):
         run_folder.new_id_for_a_copy(folder)

@@ -74,8 +74,9 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
 def test_a_copy_tells_tensors_apart_that_begin_at_one_address():
     """As a GPU's may; here a square matrix and its transpose do."""
     square = torch.arange(4.0).view(2, 2)
-    plain, turned, again = copy_to_ram([square, square.T, square])
+    plain, turned, part, again = copy_to_ram([square, square.T, square[:1], square])
     assert torch.equal(plain, square) and torch.equal(turned, square.T) and again is plain
+    assert torch.equal(part, square[:1])
 
 
 class Metal(torch.Tensor):
@@ -169,6 +170,9 @@ def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(
     run.saver.mark_best(1, 2.5)
     assert run.saver.busy
     assert not (tmp_path / "best.json").exists()
+    saved = []
+    run.saver.save(2, lambda: saved.append(run.saver.saved_step) or counted(run, 2))
+    assert saved == [1]  # there is one copy of the state at a time
     run.saver.wait()
     assert run_folder.best_of(tmp_path) == 1
     assert run.saver.best == 2.5
@@ -274,7 +278,7 @@ def test_after_a_crash_best_json_and_the_last_evaluation_are_written_again(char_
     more = ["--max_steps=20", "--sample_prompts=The"]
     trained(char_data, tmp_path, *more)
     best = (tmp_path / "best.json").read_text()
-    for left_out in ("", '{"step": 10, "val_loss": 9.9}'):
+    for left_out in ("", '{"step": 20, "val_loss": 9.9}'):
         (tmp_path / "best.json").write_text(left_out)
         assert "already finished" in trained(char_data, tmp_path, *more).stdout
         assert (tmp_path / "best.json").read_text() == best
