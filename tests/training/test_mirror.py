@@ -22,6 +22,7 @@ from tests.torture import torture
 from tests.training.conftest import small_run
 from tests.training.store import Store
 from training import RunError
+from training.optimizer import reserve_state
 from training.start import fetch_from_mirror, find_start
 
 
@@ -112,9 +113,11 @@ def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
     char_data, tmp_path, store, capsys
 ):
     where = f"s3://bucket/{tmp_path.name}"
-    run = small_run(char_data, tmp_path / "run", f"--mirror={where}", "--keep_last=2")
+    settings = char_data, tmp_path / "run", f"--mirror={where}", "--keep_last=2"
+    run = small_run(*settings)
+    reserve_state(run.optimizer)
     saver = run.saver
-    for step, share in enumerate((0, 1, 0.5, 0.5, 0), start=1):
+    for step, share in enumerate((0, 1, 0.5, 0.5, 1), start=1):
         store.failing = share
         run.counters.step = step
         saver.save(run.step, run.snapshot)
@@ -124,8 +127,16 @@ def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
             assert capsys.readouterr().err.count("is not up to date") == 1
         newest = saver.mirror.fetch(max(saver.mirror.whole()), tmp_path / "look")
         assert run_folder.read_state(newest)
-    assert list(saver.mirror.steps()) == [4, 5]
     assert store.failed > 10
+    saver = small_run(*settings).saver
+    saver.begin()
+    saver.wait()
+    assert list(saver.mirror.steps()) == [4, 5]
+    run_folder.write_config(tmp_path, Config().recorded(), "another run's id")
+    Mirror(saver.mirror.address).folder.put(tmp_path / "config.json", "config.json")
+    saver.save(6, run.snapshot)
+    saver.wait()
+    assert "holds another run than" in capsys.readouterr().err
 
 
 def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(
@@ -140,13 +151,15 @@ def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(
     store.arrived.wait()
     began = time.monotonic()
     run.counters.step = 2
+    run.saver.mark_best(2, 2.5)
     run.saver.finish(2, run.snapshot)
+    assert run_folder.best_of(run.folder) == 2
     run.saver.mark_best(2, 1.5)
     run.saver.close()
     assert time.monotonic() - began < 4
     assert "is not up to date: the upload timed out" in capsys.readouterr().err
     assert run_folder.latest(run.folder)[1]["step"] == 2
-    assert run_folder.best_of(run.folder) == 2
+    assert run_folder.read_best(run.folder)["val_loss"] == 1.5
 
 
 def test_one_ctrl_c_ends_the_last_upload(char_data, tmp_path, store, monkeypatch, capsys):
@@ -173,6 +186,7 @@ def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, c
     assert fetch(empty, place) == [2]
     save(run, 3)
     upload(run, place)
+    assert fetch(empty, place, dry_run=True) == [2]
     assert fetch(empty, place) == [2, 3]
     (empty / "step_00000003" / "model.pt").write_bytes(b"damaged")
     assert fetch(empty, place) == [2, 3]
@@ -223,7 +237,9 @@ def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):
     assert Mirror(f"{place}/run").whole() == [1]
 
 
-def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings(tmp_path, place):
+def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings_and_data(
+    char_data, tmp_path, place
+):
     run, machine, other = (tmp_path / name / "run" for name in ("first", "second", "third"))
     save(run, 1)
     run_folder.write_config(run, Config(muon_lr=0.01).recorded(), "first id")
@@ -237,6 +253,14 @@ def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings(
     save(run, 2)
     upload(run, place)
     assert fetch(machine, place) == [1, 2]
+    settings = Config(init_from="base", n_layer=30, n_head=3)  # as the weights have
+    run_folder.write_config(run, settings.recorded(), "first id")
+    run_folder.save(run, {"step": 3, "data": {"vocab_size": 5}}, {}, {}, "{}")
+    upload(run, place)
+    more = {"init_from": "base", "n_layer": 2, "given": {"n_layer"}, "data_dir": str(char_data)}
+    words = "must:\n  n_layer: 30 in the mirror, 2 now\n  data: other vocab_size than in the mirror"
+    with pytest.raises(CheckpointError, match=words):
+        fetch(tmp_path / "fourth" / "run", place, **more)
 
 
 def test_a_mirror_without_settings_is_fetched_for_a_run_that_starts_from_weights(tmp_path, place):
@@ -335,5 +359,11 @@ def test_a_run_that_was_fetched_is_not_fetched_again(tmp_path, store, monkeypatc
         upload(tmp_path / "run", where)
         steps.append(resolve(f"{where}/run"))
     assert run_folder.steps(copy.parent) == steps[-2:]  # another reader may have the one before
+    run_folder.save(tmp_path / "run", {"step": 3}, {"w": torch.zeros(9)}, {}, "{}")
+    upload(tmp_path / "run", where)
+    again = resolve(f"{where}/run")  # of a run that went back
+    assert (again / "model.pt").read_bytes() == (
+        tmp_path / "run/step_00000003/model.pt"
+    ).read_bytes()
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
         resolve("s3://bucket/none")

@@ -72,7 +72,10 @@ def test_the_banner_knows_which_attention_pytorch_takes(char_data, tmp_path):
 
 def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path):
     trained(char_data, tmp_path, "--max_steps=5")
+    partial = tmp_path / ".step_00000010.partial"  # of a process that trains it further
+    partial.mkdir()
     result = trained(char_data, tmp_path, "--max_steps=5", "--dry_run")
+    assert partial.exists()
     assert "already finished, at step 5" in result.stdout
     assert "micro-batch" not in result.stdout
 
