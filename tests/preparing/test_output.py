@@ -318,20 +318,23 @@ def test_the_size_of_another_text_is_not_that_of_this_one(tmp_path):
         (tmp_path / f"{name}.txt").write_text("a line of text\n" * count)
     out = f"--out={tmp_path}/out"
 
-    def text_bytes(name, *more):
+    def text_bytes(name, *more, is_other=False):
         with WorkFolder(parse([f"{tmp_path}/{name}.txt", out, *more])) as work:
+            work.tokenizer.touch()  # made from the text
             work.start_or_resume()
+            assert work.tokenizer.exists() != is_other
             work.checked_sources()  # a thread has written their checksums
             work.journal.touch()  # there is work to continue
             return work.settings["text_bytes"]
 
     assert text_bytes("a") == text_bytes("a") == 150
-    assert text_bytes("b", "--overwrite") == 300_000  # of unfinished work
+    assert text_bytes("b", "--overwrite", is_other=True) == 300_000  # of unfinished work
     (tmp_path / "out/.partial/progress.json").unlink()
-    assert text_bytes("a") == 150  # of work that was stopped before its first record
+    # Of work that was stopped before its first record.
+    assert text_bytes("a", is_other=True) == 150
     (tmp_path / "out/.partial/progress.json").unlink()
     files.write_json(tmp_path / "out/meta.json", {"eot_id": 0, "settings": {"text_bytes": 150}})
-    assert text_bytes("b", "--overwrite") == 300_000  # of a finished dataset
+    assert text_bytes("b", "--overwrite", is_other=True) == 300_000  # of a finished dataset
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path, capsys):
@@ -344,6 +347,10 @@ def test_a_file_that_changes_while_it_is_read_is_not_the_same_next_time(tmp_path
         path.write_text("A longer text.")
         assert "sha256" not in work.checked_sources()[0]
     assert f"{path} changed while it was read; prepare it again" in capsys.readouterr().err
+    with WorkFolder(parse(words)) as work:
+        path.unlink()
+        work.start_or_resume()
+        assert "sha256" not in work.checked_sources()[0]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the folders may be on two drives, without links")
@@ -385,6 +392,7 @@ def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
 def test_what_was_costly_outlives_a_stop_before_the_first_record(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     made = [("bpe", "tokenizer.json"), ("char", "tokenizer.json"), ("gpt2", "cache")]
+    made.append(("gpt2", "meta.json"))  # of a stop while the finished files move
     for tokenizer, name in [*made, ("gpt2", "tokenizer.json"), ("bpe", "train.bin")]:
         out = tmp_path / tokenizer / name
         words = [f"{tmp_path}/a.txt", f"--tokenizer={tokenizer}", f"--out={out}"]

@@ -125,7 +125,8 @@ def test_a_gradient_with_nan_changes_neither_weights_nor_momentum():
 )
 def test_every_parameter_has_one_group(shape, fused):
     model = GPT(GPTConfig(100, 16, 2, 2, 32, **shape))
-    made = make_optimizer(model, Config(optimizer="muon", dtype="bfloat16"), CPU, 0.002)
+    config = Config(optimizer="muon", dtype="bfloat16", muon_momentum=0.9)
+    made = make_optimizer(model, config, CPU, 0.002)
     groups = [group for group in made.param_groups if "num_fused" in group]
     found = [p for group in made.param_groups for p in group["params"]]
     assert len(found) == len(set(found)) == len(list(model.parameters()))
@@ -136,7 +137,7 @@ def test_every_parameter_has_one_group(shape, fused):
         share = 0.002 if group["params"][0].dim() == 2 else 0  # of the weights, at the peak
         assert group["initial_lr"] * group["weight_decay"] == pytest.approx(share)
     for group in groups:
-        assert group["dtype"] == torch.bfloat16
+        assert (group["dtype"], group["momentum"]) == (torch.bfloat16, 0.9)
         assert len(group["params"]) == 2  # one per layer
 
 

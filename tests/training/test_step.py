@@ -159,9 +159,10 @@ def test_a_step_in_micro_batches_with_clipping_is_that_of_torch(device, scaled):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
 
 
-def test_clipping_leaves_small_gradients_alone():
-    clipped, _, norm = one_step(grad_clip=100.0)
-    plain, _, _ = one_step(grad_clip=0.0)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_clipping_leaves_small_gradients_alone(device):
+    clipped, _, norm = one_step(grad_clip=100.0, device=device)
+    plain, _, _ = one_step(grad_clip=0.0, device=device)
     assert norm < 100
     for p, q in zip(clipped.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p, q)
