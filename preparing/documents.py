@@ -23,7 +23,7 @@ import numpy as np
 from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
-from preparing.records import OTHER_ENCODING, PARENT, SURROGATE, TEXT, text_of
+from preparing.records import OTHER_ENCODING, PARENT, SURROGATE, TEXT, fields_of, shown, text_of
 from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report quotes per rule
@@ -31,7 +31,7 @@ EXAMPLE_CHARS = 100  # characters quoted from each
 EXAMPLE_BEFORE = 30  # characters quoted before a place
 EXAMPLE_AFTER = 60  # and from it on
 UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
-NULL = "records whose text is null"
+EMPTY = "records whose text is null or empty"
 # The most bytes that --on_error replace replaces, and the share of the text to add to them: text
 # with more is in another encoding.
 FEW_BROKEN = 10
@@ -54,8 +54,10 @@ class CleaningReport:
         counts = self.rules.setdefault(rule, {"documents": 0, "bytes": 0, "examples": []})
         counts["documents"] += documents
         counts["bytes"] += size
-        for example in examples[: EXAMPLES - len(counts["examples"])]:
-            counts["examples"].append(example[:EXAMPLE_CHARS])
+        for example in examples:
+            example = example[:EXAMPLE_CHARS]
+            if len(counts["examples"]) < EXAMPLES and example not in counts["examples"]:
+                counts["examples"].append(example)
 
     def quote(self, rule: str, text: str, at: int, size: int, documents: int = 1) -> None:
         """As add(), with what a text has around character `at` as the example."""
@@ -144,7 +146,7 @@ def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
 
 
 def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
-    """The documents of a record; none if its text is null. Raises InputError if it is unusable."""
+    """The documents of a record; none if its text is empty. Raises InputError if it is unusable."""
     decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
     if isinstance(record, InputError):
         raise record
@@ -164,8 +166,9 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
     name, value = text_of(record, options.text_field)
-    if value is None:  # as empty as "", and common in tables
-        report.add(NULL, 1, 0, [f"{record!r:.{EXAMPLE_CHARS}}"])
+    _notice_unread(record, value, options, report)
+    if value is None or value == "":
+        report.add(EMPTY, 1, 0, [f"{record!r:.{EXAMPLE_CHARS}}"])
         return
     if name == TEXT and record.get(PARENT) and not options.text_field:
         report.add(ANSWERS, 1, len(str(value).encode()), [str(value)])
@@ -187,6 +190,18 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         return
     for _, part in _split(document.text.encode(), report):
         yield Document(part.decode())
+
+
+def _notice_unread(record, value, options, report):
+    """Count a record if fields that are not read hold more text than its own: `value`."""
+    if options.text_field or len(record) == 1:
+        return
+    read = fields_of(record, None)
+    others = {name: str(record[name]) for name in record if name not in read}
+    others = {name: text for name, text in others.items() if WORDS.search(text)}
+    size = sum(len(text.encode("utf-8", "replace")) for text in others.values())
+    if size > len(str(value or "").encode("utf-8", "replace")):
+        report.add(UNREAD, 1, size, [shown(list(others))])
 
 
 def _notice_weights(messages, turns, report):
@@ -357,6 +372,7 @@ COLUMNS = "columns with tabs between them, such as numbers before the lines"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
 ANSWERS = "messages that answer another record, its parent_id, as documents of their own"
+UNREAD = "fields that are not read and hold more than the text"
 NO_REPLY = "conversations in which the assistant says nothing"
 EMPTY_REPLY = "conversations with an empty reply"
 WEIGHTS = "replies that are marked as not to be trained on, which count like others"
@@ -389,6 +405,7 @@ ADVICE = {
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
     BASE64: r"sed -E 's/data:[^ <>(),]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
     ANSWERS: "docs/other-programs.md has a command that makes conversations of OpenAssistant's",
+    UNREAD: "--text_field reads another one; docs/other-programs.md has commands for several",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
     WEIGHTS: "the marks are not supported; end the conversation before such a reply, or drop it",
@@ -438,6 +455,7 @@ TIME = re.compile(
 EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]{200,}")
 SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")
 TAB_LINES = re.compile(r"(?:[^\t\n]+\t[^\n]*\n){20}")
+WORDS = re.compile(r"[^\W\d_]{2} [^\W\d_]|[^\x00-\x7f]")  # not in numbers, dates and addresses
 HEAD_CHARS = 500  # the first time is within these
 FEWEST_TIMES = 3
 # Of Latin, Greek and Cyrillic, of Arabic, a Korean vowel, and what makes a Japanese kana voiced.

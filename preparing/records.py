@@ -1,8 +1,8 @@
 """Records: the rows of .csv, .tsv, .json and .parquet files, and which of their fields hold text.
 
-Rows are yielded as (place, row). place: file and row or line, for messages. row: {column: value}
-for the columns that may hold the text, or an InputError if it cannot be read. A byte that is not
-UTF-8 is a lone surrogate here (surrogateescape); documents.py reports it.
+Rows are yielded as (place, row). place: file and row or line, for messages. row: {column: value},
+of Parquet without columns that cannot hold text, or an InputError if it cannot be read. A byte that
+is not UTF-8 is a lone surrogate here (surrogateescape); documents.py reports it.
 """
 
 import csv
@@ -256,8 +256,7 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
     separator = said[1] if said else _separator(first, kind, options)
     header = _names(first, separator)
     advice = ". If these are not names, begin with a line of names"
-    columns = columns_of(name, header, options, advice)
-    wanted = {column: header.index(column) for column in columns}
+    columns_of(name, header, options, advice)
     lines.keep(1)
     form = {
         "delimiter": separator if len(header) > 1 else NO_SEPARATOR,
@@ -276,7 +275,7 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
         if isinstance(cells, InputError):
             yield place, cells
         elif cells:  # [] is an empty line
-            yield place, {column: cells[at] for column, at in wanted.items()}
+            yield place, dict(zip(header, cells, strict=True))
 
 
 def _quotes_by_rules(lines, reader, width):
@@ -477,7 +476,12 @@ def parquet_rows(name: str, raw, options: Options) -> Iterator[tuple]:
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
-    wanted = columns_of(name, file.schema_arrow.names, options)
+    schema = file.schema_arrow
+    wanted = columns_of(name, schema.names, options)
+    for field in [] if options.text_field else schema:  # texts, to count what is not read
+        is_text = str(field.type).endswith("string") and schema.names.count(field.name) == 1
+        if is_text and field.name not in wanted:
+            wanted.append(field.name)
     numbers = itertools.count(1)
     for batch in file.iter_batches(64, columns=wanted, use_threads=False):
         columns = {}

@@ -110,7 +110,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     ]
     for title, is_listed in (
         ("left out or corrected:", lambda rule: rule not in ADVICE),
-        ("kept, though it may be a mistake:", ADVICE.__contains__),
+        ("not corrected, though it may be a mistake:", ADVICE.__contains__),
     ):
         rules = sorted(filter(is_listed, found))
         lines += [title] if rules else []

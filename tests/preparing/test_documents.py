@@ -162,7 +162,7 @@ def test_ordinary_text_is_not_counted(tmp_path, text):
 def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, flags):
     (tmp_path / "a.txt").write_bytes(b"Hello.</s>\nBye.\0</s>\r\n")
     result = ok(prepare(tmp_path / "a.txt", **flags))
-    kept = result.stdout.partition("kept, though it may be a mistake:")[2]
+    kept = result.stdout.partition("though it may be a mistake:")[2]
     assert "such as NUL: 1 document, 1 byte; --clean removes them" in kept
     assert "letters: 1 document, 8 bytes; remove them, or write <|endoftext|> where" in kept
     assert "Windows: 1 document, 1 byte; --clean turns \\r\\n into \\n" in kept

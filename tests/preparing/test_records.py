@@ -10,7 +10,7 @@ import pytest
 
 from preparing import InputError
 from preparing.chunks import Options, Position
-from preparing.documents import UNUSABLE
+from preparing.documents import EMPTY, UNREAD, UNUSABLE
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, ok, prose
@@ -44,6 +44,15 @@ TEMPLATED = [  # as notebooks keep what apply_chat_template() gives
 ]
 ROWS = [f"{n},Row {n}." for n in range(1, 401)]
 TEXTS = [f"Row {n}." for n in range(1, 401)]
+
+
+def write_rows(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        for row in rows:
+            cells = row.items()
+            table.writerow({k: json.dumps(v) if isinstance(v, list) else v for k, v in cells})
 
 
 def table(*rows, end="\n", last="\n"):
@@ -262,14 +271,36 @@ def test_the_options_for_text_reach_every_table(tmp_path, flags):
     assert documents(tmp_path / "out") == ["A café."]
 
 
-def test_a_record_whose_text_is_null_is_left_out_and_counted(tmp_path):
+def test_a_record_whose_text_is_empty_is_left_out_and_counted(tmp_path):
     write(tmp_path / "a.parquet", "parquet", ["one", None, "", "two"])
     lines = '{"text": "one"}\n{"text": null, "id": 1}\n{"text": ""}\n{"text": "two"}\n'
     for path, content in ((tmp_path / "a.parquet", None), (tmp_path / "a.jsonl", lines)):
         found, report = read(path, content)
         assert found == ["one", "two"]
-        assert list(report) == ["records whose text is null"]
-        assert report["records whose text is null"]["documents"] == 1
+        assert list(report) == [EMPTY]
+        assert report[EMPTY]["documents"] == 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+def test_fields_that_hold_more_than_the_text_are_named(tmp_path, name):
+    rows = [
+        {"id": "00a9-0b8c", "label": "copyright sign", "text": "©", "date": "2024-01-01 10:00:00"},
+        {"id": "00ae-0b8d", "label": "red heart", "text": "", "date": "2024-01-01 10:00:00"},
+        {"id": "00af-0b8e", "label": "a heart", "text": "A red heart.", "date": "2024-01-01"},
+        {"id": "00af-0b8f", "label": None, "text": "♥", "date": "2024-01-01"},
+    ]
+    path = tmp_path / name
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif name == "a.csv":
+        write_rows(path, rows)
+    else:
+        lines = [json.dumps(row) for row in rows]
+        path.write_text("\n".join(lines) if name == "a.jsonl" else json.dumps(rows))
+    texts, report = read(path)
+    assert texts == ["©", "A red heart.", "♥"]
+    assert report[UNREAD] == {"documents": 2, "bytes": 23, "examples": ["'label'"]}
+    assert UNREAD not in read(path, text_field="text")[1]
 
 
 def test_bytes_in_parquet_are_text(tmp_path):
@@ -293,12 +324,7 @@ def test_known_sets_of_conversations_are_read_from_every_table(tmp_path, records
     if name == "a.parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
     elif name == "a.csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, records[0])
-            table.writeheader()
-            for row in records:
-                cells = row.items()
-                table.writerow({k: json.dumps(v) if isinstance(v, list) else v for k, v in cells})
+        write_rows(path, records)
     else:
         lines = [json.dumps(row) for row in records]
         path.write_text("\n".join(lines) if name == "a.jsonl" else json.dumps(records, indent=2))
