@@ -9,6 +9,7 @@ exact copies only, and takes about one document in a billion for a copy by mista
 import bisect
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -109,6 +110,9 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
                 rule = EMPTY_REPLY if replies else NO_REPLY
                 report.add(rule, 1, len(document.text.encode()), [document.text])
             documents.append(document)
+    if _is_sorted([document.text for document in documents]):
+        size = sum(len(document.text.encode()) for document in documents)
+        report.add(SORTED, len(documents), size, [documents[len(documents) // 2].text])
     return documents, report
 
 
@@ -349,6 +353,15 @@ def _is_letter(char):
     return char.isalnum() or unicodedata.category(char)[0] == "M"
 
 
+def _is_sorted(texts):
+    """True if these are many short texts, nearly all in alphabetical order."""
+    if len(texts) < MANY or sum(map(len, texts)) > SHORT_CHARS * len(texts):
+        return False
+    words = [re.sub(r"\d", "", text).lower() for text in texts]
+    pairs = [(a, b) for a, b in itertools.pairwise(words) if a != b]
+    return len(pairs) >= MANY / 2 and sum(a < b for a, b in pairs) >= IN_ORDER * len(pairs)
+
+
 # -- likely mistakes in the text
 
 
@@ -368,6 +381,7 @@ JSON = "JSON, as plain text"
 TIMES = "times of subtitles, or of the lines of a chat or a log"
 BASE64 = "pictures or other files in base64, as converters to Markdown embed them"
 LIST = "nothing but short lines, such as a list of names"
+SORTED = "short texts in alphabetical order"
 COLUMNS = "columns with tabs between them, such as numbers before the lines"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
@@ -400,6 +414,7 @@ ADVICE = {
     JSON: "let the name of the file end in .jsonl (compressed: .jsonl.gz, .jsonl.zst) or .json, or"
     " give --stdin_format jsonl; of another program's export, docs/other-programs.md makes text",
     LIST: "if each line is a text, docs/other-programs.md has a command that makes it a document",
+    SORTED: "a model learns the order; docs/other-programs.md has commands that shuffle",
     COLUMNS: "cut -f 2 FILE > FIXED keeps the second column alone; for a question and its answer in"
     " each line, docs/other-programs.md has a command",
     TIMES: "the model learns them, too; docs/other-programs.md has commands that remove them",
@@ -453,6 +468,9 @@ TIME = re.compile(
     re.MULTILINE,
 )
 EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]{200,}")
+MANY = 100  # texts or lines, from which they are a list
+SHORT_CHARS = 200  # most characters of its texts, on average
+IN_ORDER = 0.95  # smallest share of neighbors in order
 SHORT_LINES = re.compile(r"(?:(?!\s*\n)[^\n]{1,40}\n){100,}+[^\n]{0,40}\s*+\Z")
 TAB_LINES = re.compile(r"(?:[^\t\n]+\t[^\n]*\n){20}")
 WORDS = re.compile(r"[^\W\d_]{2} [^\W\d_]|[^\x00-\x7f]")  # not in numbers, dates and addresses

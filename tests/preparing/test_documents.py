@@ -1,8 +1,10 @@
 """From records to documents: marks of their ends, conversations in every form, what is noticed."""
 
 import csv
+import itertools
 import json
 import os
+import random
 import shlex
 import subprocess
 
@@ -10,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, ANSWERS, BASE64, GUTENBERG, HEADING, HTML_CODES
+from preparing.documents import ADVICE, ANSWERS, BASE64, GUTENBERG, HEADING, HTML_CODES, SORTED
 from tests.conftest import fails_clearly, ok
 from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT
@@ -152,6 +154,19 @@ def test_records_that_are_messages_of_conversations_are_noticed(tmp_path):
         found, report = read(tmp_path / name)
         assert found == ["Hi", "Yes?"]
         assert {rule: counts["documents"] for rule, counts in report.items()} == {ANSWERS: 1}
+
+
+def test_short_texts_in_alphabetical_order_are_noticed(tmp_path):
+    letters = itertools.product("abcDEF", repeat=3)
+    words = sorted(map("".join, letters), key=str.lower)
+    shuffled = random.Random(0).sample(words, len(words))
+    longer = [f"{word} {'and more ' * 30}" for word in words]
+    for texts in (words, shuffled, longer, MESSAGES, ["a word"] * 200):
+        found, report = read(tmp_path / "a.json", json.dumps(texts))
+        assert found == texts
+        size = len("".join(words))
+        noticed = {rule: counts["bytes"] for rule, counts in report.items()}
+        assert noticed == ({SORTED: size} if texts is words else {})
 
 
 @pytest.mark.parametrize("text", [ORDINARY, LONG, CODE, README, POEM, MAKEFILE])
