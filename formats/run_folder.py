@@ -13,6 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterable
+from datetime import datetime
 from pathlib import Path
 
 from command_line import UserError, our_file, quote
@@ -40,6 +41,7 @@ ROOT = Path("checkpoints")
 STEP_NAME = re.compile(r"step_(\d+)")
 STEP_STATE = re.compile(r"step_\d+/state\.json")
 REPLACED = re.compile(r"(log\.jsonl|best\.json|trace\.json|step_\d+/.*)")  # and config.json
+SAVED_AT = "%Y-%m-%dT%H:%M:%S%z"
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, besides state.json
 # {file name or pattern of other programs' weights: what to do with them}.
 OTHERS = {
@@ -79,7 +81,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
         files = {}
         for path in [partial / name for name in FILES]:
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        saved = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        saved = time.strftime(SAVED_AT)
         content = {"format": FORMAT, "saved": saved} | state | {"files": files}
         write_checked(partial / "state.json", content)
     return final
@@ -199,8 +201,18 @@ def find(path: str | Path | None) -> Path:
 
 def runs_with_steps(root: Path = ROOT) -> list[Path]:
     """The runs in a folder, such as checkpoints/, that have saved a step; the latest first."""
-    saved = {run: folders[-1].stat().st_mtime for run in root.glob("*") if (folders := steps(run))}
+    saved = {run: saved_at(folders[-1]) for run in root.glob("*") if (folders := steps(run))}
     return sorted(saved, key=saved.get, reverse=True)
+
+
+def saved_at(folder: Path) -> tuple[float, float]:
+    """When a step was saved: by its state.json; within the same second, by the folder's time.
+
+    The folder's time alone changes with a copy, and with each file that another program puts there,
+    such as Finder's .DS_Store.
+    """
+    saved = read_checked(folder / "state.json").get("saved", "1970-01-01T00:00:00+0000")
+    return datetime.strptime(saved, SAVED_AT).timestamp(), folder.stat().st_mtime
 
 
 def is_hf(folder: Path) -> bool:

@@ -135,6 +135,22 @@ def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
     assert run_folder.find(None).as_posix() == "checkpoints/new/step_00000002"
 
 
+def test_the_newest_run_is_the_one_saved_last_not_the_one_touched_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {}
+    for name, saved in (
+        ("new", "2026-11-29T01:00:00-0500"),
+        ("old", "2026-11-29T05:30:00+0000"),
+        ("lost", "2026-11-29T09:00:00+0000"),
+    ):
+        state = {"step": 1, "saved": saved}
+        folders[name] = run_folder.save(tmp_path / "checkpoints" / name, state, {}, {}, "{}\n")
+        (folders[name] / ".DS_Store").touch()  # as Finder does; a copy has new times, too
+    (folders["lost"] / "state.json").unlink()
+    found = [run.name for run in run_folder.runs_with_steps()]
+    assert found == ["new", "old", "lost"]
+
+
 def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="it holds no step_"):
