@@ -1,5 +1,6 @@
 """The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -72,6 +73,15 @@ def upload(run, place):
     return mirror
 
 
+@contextlib.contextmanager
+def lacking(path):
+    """The body, which fails for want of this file."""
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(FileNotFoundError):
+        yield
+    path.with_suffix(".away").rename(path)
+
+
 def fetch(run, place, **settings):
     """Fetch as a start with a mirror does; returns the steps that are there then."""
     settings = Config(mirror=place, checkpoint_dir=str(run), **settings)
@@ -97,13 +107,19 @@ def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
 
 
 def test_a_run_that_went_back_replaces_what_it_saves_again_and_only_that(tmp_path, place):
-    run = tmp_path / "run"
+    run, mirror = tmp_path / "run", Mirror(f"{place}/run")
     save(run, 1, 2, 3)
-    upload(run, place)
+    with lacking(run / "step_00000001/optimizer.pt"):
+        mirror.update(run)
+    assert mirror.whole() == [2, 3]  # the newest come first
+    mirror.update(run)
     for step in (2, 3):
         shutil.rmtree(run / run_folder.step_name(step))
     run_folder.save(run, {"step": 2}, {"w": torch.zeros(9)}, {}, "{}")
-    mirror = upload(run, place)
+    with lacking(run / "step_00000002/tokenizer.json"):
+        mirror.update(run)
+    assert mirror.whole() == [1, 3]
+    mirror.update(run)
     assert mirror.whole() == [1, 2, 3]  # until there is a newer one
     copy = mirror.fetch(2, tmp_path / "copy")
     assert (copy / "model.pt").read_bytes() == (run / "step_00000002/model.pt").read_bytes()
@@ -187,10 +203,17 @@ def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, c
     save(run, 3)
     upload(run, place)
     assert fetch(empty, place, dry_run=True) == [2]
+    in_the_way = empty / ".step_00000003.partial"
+    in_the_way.touch()
+    with pytest.raises(FileExistsError):
+        fetch(empty, place)
+    assert run_folder.read_log(empty) == run_folder.read_log(run)  # which comes first
+    in_the_way.unlink()
     assert fetch(empty, place) == [2, 3]
     (empty / "step_00000003" / "model.pt").write_bytes(b"damaged")
     assert fetch(empty, place) == [2, 3]
     assert "model.pt is damaged" in capsys.readouterr().out
+    assert list(empty.glob("damaged_step_00000003_*"))
     run_folder.read_state(empty / "step_00000003")
     save(empty, 4)
     assert fetch(empty, place) == [2, 3, 4]

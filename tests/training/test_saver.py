@@ -176,10 +176,13 @@ def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(
     run.saver.wait()
     assert run_folder.best_of(tmp_path) == 1
     assert run.saver.best == 2.5
+    run.saver.mark_best(2, 2.0)  # no save follows
+    run.saver.wait()
+    assert run_folder.best_of(tmp_path) == 2
 
 
 def test_the_last_save_and_the_tidying_of_the_one_before_it_do_not_meet(
-    char_data, tmp_path, slow_disk
+    char_data, tmp_path, slow_disk, capsys
 ):
     """As at a signal, next to the thread that deletes what the save before it left to delete."""
     run = small_run(char_data, tmp_path, "--keep_last=1")
@@ -190,6 +193,7 @@ def test_the_last_save_and_the_tidying_of_the_one_before_it_do_not_meet(
     run.saver.close()
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 3]
     assert run_folder.best_of(tmp_path) == 2
+    assert not capsys.readouterr().err  # nothing was tried again
 
 
 def test_a_save_that_fails_leaves_the_best_step_named_and_kept(char_data, tmp_path):
