@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
+import config
 import hardware
 from formats import gguf, pretrained, run_folder
 from formats.address import AddressError, Folder
@@ -24,6 +26,7 @@ from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
 from tests.preparing.hub import Hub
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import evaluate, export
+from training.start import check_tokenizer, from_weights
 
 
 def train(data, run, source, *more):
@@ -91,14 +94,16 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
         assert torch.equal(tensor, ours.tensors[name])
 
     preset = tmp_path / "preset.py"
-    preset.write_text("block_size = 512\n")  # for weights of any context
-    longer = train(bpe_data, tmp_path / "other", start, preset, "--dry_run=True")
-    assert f"context {theirs.config.block_size}," in longer.stdout, longer.stderr
+    for given, context in ((8, 8), (512, theirs.config.block_size)):  # for weights of any context
+        preset.write_text(f"block_size = {given}\n")
+        c = config.load([str(preset), f"--init_from={start}", f"--data_dir={bpe_data}"])
+        assert from_weights(c, theirs.tokenizer).shape.block_size == context
     shutil.rmtree(start)  # the run goes on where the weights that it started from are gone
-    second = ok(train(bpe_data, run, start, preset, "--max_steps=2"))
+    same = os.path.relpath(start, ROOT)
+    second = ok(train(bpe_data, run, same, preset, "--max_steps=2"))
     assert "continues at step 1" in second.stdout
     other = train(bpe_data, run, bpe_run, "--block_size=16", "--max_steps=2")
-    fails_clearly(other, f"init_from: {start} in the checkpoint, {bpe_run} now", "checkpoint_dir")
+    fails_clearly(other, f"init_from: {same} in the checkpoint, {bpe_run} now", "checkpoint_dir")
 
 
 def test_shorter_sequences_leave_rotary_weights_their_context(bpe_data, tmp_path, capsys):
@@ -212,6 +217,15 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
     shutil.copy(bpe_data / "tokenizer.json", tied)
     fails_clearly(train(bpe_data, run, tied, "--embedding_lr=0.1"), "embedding_lr would", "qwen3")
     assert not run.exists()
+
+
+def test_weights_without_a_tokenizer_fit_ids_with_a_little_padding(hf_model, bpe_data, tmp_path):
+    found = pretrained.load(saved(hf_model, tmp_path))
+    for size, fits in ((511, False), (512, True), (575, True), (576, False)):
+        found.config = dataclasses.replace(found.config, vocab_size=size)
+        refused = pytest.raises(CheckpointError, match="has another tokenizer than the weights")
+        with nullcontext() if fits else refused:
+            check_tokenizer("data", Tokenizer.load(bpe_data), found)
 
 
 def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(

@@ -58,9 +58,12 @@ def test_of_several_stop_texts_in_a_token_the_first_ends_the_text():
 
 
 def test_what_is_held_back_for_a_stop_text_comes_after_all(byte_tokenizer):
-    _, row = grown(byte_tokenizer, "one\n\nUse", stop=["\n\nUser:"])
-    assert row.text == "one\n\nUse"
-    assert row.ended == "end of text"
+    ids = byte_tokenizer.encode("one\n\nUse").tolist()
+    for last, ended in ((byte_tokenizer.eot_id, "end of text"), (decode.NAN, "NaN")):
+        row = Completion("", byte_tokenizer, 99, ["\n\nUser:"])
+        for next_id in [*ids, last]:
+            row.add(next_id, 1.0)
+        assert (row.text, row.ended) == ("one\n\nUse", ended)
 
 
 def test_a_text_that_has_ended_grows_no_more(byte_tokenizer, monkeypatch):

@@ -289,6 +289,12 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     with open(tmp_path / "a.txt", "a") as file:
         file.write("more")
     fails_clearly(again(tokenizer=tokenizer), "the input differs from", "a.txt on")
+    shutil.copy(tmp_path / "a.txt", tmp_path / "b.txt")
+    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+    words = [f"{tmp_path}/{name}.txt" for name in "ab"]
+    plan = parse([*words, f"--out={tmp_path}/out", f"--tokenizer={tokenizer}"])
+    with pytest.raises(InputError, match=r"b\.txt on\."), WorkFolder(plan) as work:
+        work.finished()
     assert (tmp_path / "out/meta.json").read_bytes() == before
     ok(again(tokenizer="char", clean=True, overwrite=True))
     assert "finished already" in ok(again(tokenizer="char", clean=True, dedupe=True)).stdout
