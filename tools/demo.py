@@ -152,6 +152,7 @@ def main(argv: list[str]) -> None:
         parser.error(f"port {args.port} is in use; choose another with --port")
     own = tempfile.TemporaryDirectory()  # until main ends: /tmp/gradio may be another user's
     os.environ.setdefault("GRADIO_TEMP_DIR", own.name)  # before gradio is imported
+    os.environ["no_proxy"] = "*"  # gradio asks this page whether it is up, which no proxy can reach
     page = build(hardware.find_device(args.device))
 
     from starlette.middleware import Middleware  # comes with gradio

@@ -31,7 +31,7 @@ def folder(tmp_path_factory, char_data):
 
 @pytest.fixture(scope="module")
 def url(folder, tmp_path_factory):
-    """The address of the page, while it is served, with a temporary folder gradio of others."""
+    """The address of the page, served with a proxy set and a temporary folder gradio of others."""
     temporary = tmp_path_factory.mktemp("temporary")
     (temporary / "gradio").write_text("as good as another user's folder")
     with socket.socket() as s:
@@ -40,7 +40,8 @@ def url(folder, tmp_path_factory):
     with subprocess.Popen(
         [sys.executable, "-m", "tools.demo", "--port", str(port), "--device", "cpu"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "ALL_PROXY": "socks5://127.0.0.1:9"},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
