@@ -42,6 +42,28 @@ OTHERS = {
     "eval_only": f"python {our_tool('evaluate')} RUN --data DATA",
     "always_save_checkpoint": "save_interval",
     "vocab_size": f"python {our_file('prepare_data.py')} --vocab_size N, as it comes from the data",
+    # nanochat's
+    "num_iterations": "max_steps",
+    "max_seq_len": "block_size",
+    "depth": "n_layer",
+    "device_batch_size": "micro_batch_size",
+    "total_batch_size": "batch_size, in sequences",
+    "eval_every": "eval_interval",
+    "save_every": "save_interval",
+    # Those of transformers' Trainer, and of PyTorch's old launcher and DeepSpeed's.
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "micro_batch_size",
+    "eval_steps": "eval_interval",
+    "save_steps": "save_interval",
+    "save_total_limit": "keep_last",
+    "logging_steps": "log_interval",
+    "max_seq_length": "block_size",
+    "max_grad_norm": "grad_clip",
+    "bf16": "dtype",
+    "fp16": "dtype",
+    "model_name_or_path": "init_from",
+    "resume_from_checkpoint": "the command of the first start, which continues the run",
+    "local_rank": f"a variable that torchrun sets; write torchrun {our_file('train.py')} ...",
 }
 # Values of nanoGPT's init_from that are not weights here.
 NANOGPT_STARTS = ("scratch", "resume", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")

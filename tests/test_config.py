@@ -130,6 +130,10 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--always_save_checkpoint=True", ["here it is save_interval"]),
         ("--eval_only", ["'eval_only'; here it is python -m tools.evaluate RUN"]),
         ("--vocab_size=50304", ["here it is python prepare_data.py --vocab_size"]),
+        # nanochat's, Trainer's and a launcher's
+        ("--device_batch_size=8", ["'device_batch_size'; here it is micro_batch_size"]),
+        ("--save_steps=500", ["'save_steps'; here it is save_interval"]),
+        ("--local_rank=0", ["here it is a variable that torchrun sets; write torchrun train.py"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_a_sentence(line, words):
