@@ -387,6 +387,7 @@ GUTENBERG = "Project Gutenberg's notes before and after a book"
 HEADING = "headings alone, as in WikiText, whose records are the lines of articles"
 ANSWERS = "messages that answer another record, its parent_id, as documents of their own"
 UNREAD = "fields that are not read and hold more than the text"
+REPEATED = "text of validation that training has, too, word for word"
 NO_REPLY = "conversations in which the assistant says nothing"
 EMPTY_REPLY = "conversations with an empty reply"
 WEIGHTS = "replies that are marked as not to be trained on, which count like others"
@@ -421,6 +422,8 @@ ADVICE = {
     BASE64: r"sed -E 's/data:[^ <>(),]*;base64,[A-Za-z0-9+\/=]*//g' FILE > FIXED removes them",
     ANSWERS: "docs/other-programs.md has a command that makes conversations of OpenAssistant's",
     UNREAD: "--text_field reads another one; docs/other-programs.md has commands for several",
+    REPEATED: "the validation loss will be too low; --dedupe drops copies of documents, and"
+    " awk 'length < 40 || !seen[$0]++' FILE > FIXED copies of lines",
     NO_REPLY: "training with loss_on = assistant skips them",
     EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
     WEIGHTS: "the marks are not supported; end the conversation before such a reply, or drop it",

@@ -19,6 +19,11 @@ WHOLE_BY_CHANCE = 1 / 32
 SHORT_BYTES = 4096  # documents up to this size are drawn whole if the share allows it
 LONG_BYTES = 1 << 20  # documents above this size never are
 BLOCK = 1 << 20  # tokens processed at a time
+COMPARED = 100_000_000  # tokens of each split, at most, that are compared
+SAMPLED = np.uint64(15)  # a hash without these bits is compared, one in 16
+FEWEST_SAMPLED = 20  # sequences that say something about the text
+CACHED = 1 << 15  # sequences hashed at a time, which fit in a processor's cache
+MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number without a pattern
 LOOK = 1 << 14  # tokens on either side of a place that are searched for a better place to cut
 
 
@@ -139,3 +144,40 @@ def find_cut(
         if len(found):
             return low + int(found[np.argmin(np.abs(found + low - at))])
     return 0
+
+
+# -- what both splits have
+
+
+def repeated(train: np.ndarray, val: np.ndarray, length: int) -> tuple[float, int]:
+    """The share of val in sequences that train has, too, and the place of the commonest in val.
+
+    Estimated from a sample, which follows from the tokens. train, val: ids, may be memory-mapped.
+    length: tokens of a sequence, a power of two.
+    """
+    val = val[:COMPARED]
+    hashes, places = map(np.concatenate, zip(*_sampled(val, length), strict=True))
+    if len(hashes) < FEWEST_SAMPLED:
+        return 0, 0
+    known, first, index, counts = np.unique(hashes, True, True, True)
+    in_both = np.zeros(len(known), bool)
+    for hashes, _ in _sampled(train[:COMPARED], length):
+        at = np.searchsorted(known[:-1], hashes)
+        in_both[at[known[at] == hashes]] = True
+    commonest = places[first[np.argmax(counts * in_both)]]
+    places = places[in_both[index]]
+    covered = np.minimum(np.diff(places, append=len(val)), length).sum()
+    return covered / len(val), int(commonest)
+
+
+def _sampled(ids, length):
+    """The hashes of some sequences of tokens, and their places, a block at a time."""
+    for at in range(0, max(1, len(ids) - length + 1), CACHED):
+        hashes = ids[at : at + CACHED + length - 1].astype(np.uint64)
+        step = 1
+        while step < length:  # each becomes the hash of twice as many tokens
+            hashes = hashes[:-step] * MIXER + hashes[step:]
+            hashes ^= hashes >> np.uint64(29)
+            step *= 2
+        chosen = np.flatnonzero(hashes & SAMPLED == 0)
+        yield hashes[chosen], chosen + at

@@ -11,14 +11,17 @@ from tqdm import tqdm
 from command_line import plural, si
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
-from preparing.documents import ADVICE
+from preparing.documents import ADVICE, REPEATED
 from preparing.encoder import encoder_name
+from preparing.split import repeated
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 
 FIRST_TOKENS = 1000  # from which the beginning of the text is decoded
 SHOWN_CHARS = 100  # of the text
 RARE = 0.001  # of the documents and of the text: what is kept and rarer is only named
+REPEATED_BYTES = 100  # of text that is the same in both splits, at least
+MOST_REPEATED = 0.1  # share of validation that is usual, as in code
 TIMED_BYTES = 1e6  # less text takes less time than the encoder's import
 
 
@@ -48,9 +51,9 @@ Progress.set_lock(threading.RLock())  # tqdm's own is shared by processes; a kil
 
 
 def describe(work: WorkFolder, writer: TokenWriter) -> Meta:
-    """Close the files and return their metadata."""
+    """Close the files and return their metadata. Reports what both splits have."""
     tokenizer = writer.tokenizer
-    return Meta(
+    meta = Meta(
         dtype=dtype_for(tokenizer.vocab_size),
         vocab_size=tokenizer.vocab_size,
         eot_id=tokenizer.eot_id,
@@ -64,6 +67,26 @@ def describe(work: WorkFolder, writer: TokenWriter) -> Meta:
         settings=work.settings,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+    _report_repeated(work.path, meta, writer)
+    return meta
+
+
+def _report_repeated(folder, meta, writer):
+    """Report the text of validation that training has, too, if it is much."""
+    train, val = meta.splits.values()
+    if val.mask or not val.tokens:  # many conversations may begin with the same message
+        return
+    length = 1
+    while length < REPEATED_BYTES * val.tokens / val.text_bytes:
+        length *= 2
+    ids = [
+        np.memmap(folder / split.file, meta.dtype, "r", shape=split.tokens)
+        for split in (train, val)
+    ]
+    share, place = repeated(*ids, length)
+    if share > MOST_REPEATED:
+        example = writer.tokenizer.decode(ids[1][place : place + length])
+        writer.report.add(REPEATED, val.documents, int(share * val.text_bytes), [example])
 
 
 def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> str:

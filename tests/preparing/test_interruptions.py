@@ -198,19 +198,20 @@ def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, to
     ok(prepare(medium, out=out, tokenizer=tokenizer))
     ok(prepare(medium, out=out, tokenizer=tokenizer, clean=True, overwrite=True))
     before = sha(out)
-    process = start(medium, out=out, tokenizer="char", overwrite=True)
+    flags = {"out": out, "tokenizer": "char", "overwrite": True, "val_fraction": 0}
+    process = start(medium, **flags)
     wait_until(process, (out / ".partial/train.bin").exists)
     process.kill()
     process.communicate()
     assert sha(out) == before
-    ok(prepare(medium, out=out, tokenizer="char", overwrite=True))
+    ok(prepare(medium, **flags))
     assert read_meta(out).tokenizer["kind"] == "char"
     assert not (out / "cleaning.json").exists()
 
 
 @pytest.mark.parametrize("moved", [[], ["train.bin"], ["train.bin", "val.bin", "tokenizer.json"]])
 def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(tmp_path, tokenizer, moved):
-    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+    (tmp_path / "a.txt").write_text(prose()[:100_000], "utf-8")
     out = tmp_path / "out"
     ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
     before = sha(out)

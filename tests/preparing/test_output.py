@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import shutil
 import unicodedata
 from collections import Counter
@@ -16,6 +17,7 @@ from formats import files
 from formats.data_folder import TURN_BEGINS, read_meta, write_meta
 from preparing import InputError, split, work_folder, writer
 from preparing.arguments import parse
+from preparing.documents import REPEATED
 from preparing.split import LONG_BYTES, SHORT_BYTES, draw_by_chance, draw_of, find_cut
 from preparing.tokenizers import default_vocab_size, word_pattern
 from preparing.work_folder import WorkFolder
@@ -76,6 +78,47 @@ def test_a_single_document_is_split_at_its_end(tmp_path):
     assert said in result.stdout
     for words in ("bytes per token", "of them occur", "MB/s", f"begins     {text[:100]!r}"):
         assert words in result.stdout
+
+
+def test_what_validation_shares_with_training_is_reported(tmp_path, flags):
+    text = prose()
+    lines = [text[at : at + 200].replace("\n", " ") for at in range(0, 100_000, 200)]
+    dice = random.Random(0)
+    drawn = {
+        "lines": dice.choices(lines, k=1500),  # as customers write the same praise again
+        "licensed": [f"{text[-900:]}\n{line * 2}\n<|endoftext|>" for line in lines],
+        "ordinary": lines,
+    }
+    shares = {}
+    for name, parts in drawn.items():
+        path = tmp_path / f"{name}.txt"
+        path.write_text("\n".join(parts), "utf-8")
+        result = ok(prepare(path, **flags | {"overwrite": True}))
+        meta = read_meta(tmp_path / "out")
+        if name == "ordinary":
+            assert REPEATED not in result.stdout
+        else:
+            found = json.loads((tmp_path / "out/cleaning.json").read_text())[REPEATED]
+            assert f"  {REPEATED}: " in result.stdout
+            assert found["examples"][0] in path.read_text("utf-8")
+            shares[name] = found["bytes"] / meta.splits["val"].text_bytes
+    assert 0.4 < shares["lines"] < 0.95
+    assert 0.4 < shares["licensed"] < 0.7
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("cached", [7, 1 << 15])
+def test_the_share_of_equal_sequences_is_that_of_all_of_them(monkeypatch, length, cached):
+    monkeypatch.setattr(split, "CACHED", cached)
+    monkeypatch.setattr(split, "SAMPLED", np.uint64(0))
+    train = np.arange(300, dtype=np.uint16)
+    val = np.concatenate([np.full(50, 999), np.arange(100, 140), np.full(10, 998)]).astype("uint16")
+    share, place = split.repeated(train, val, length)
+    assert share == 40 / 100
+    assert 50 <= place <= 90 - length
+    assert split.repeated(train[::-1], val, 4)[0] == 0
+    assert split.repeated(train, val[50:60], 4) == (0, 0)
+    assert split.repeated(train, val[:2], 4) == (0, 0)
 
 
 LETTER = "The same letter again, word for word.\n" * 10
