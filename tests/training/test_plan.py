@@ -27,6 +27,11 @@ def planned(vocab_size, *arguments):
     return c, model, make_optimizer(model, c, meta, decay=0.0)
 
 
+def test_a_large_vocabulary_is_rounded_up_to_a_multiple_of_64():
+    for size, rounded in ((257, 257), (1024, 1024), (1088, 1088), (50_257, 50_304)):
+        assert model_shape(config.Config(), size).vocab_size == rounded
+
+
 def test_frozen_layers_have_no_optimizer_state():
     c, model, _ = planned(512, "config/demo.py")
     parameters = model.num_parameters()

@@ -151,6 +151,17 @@ def test_state_in_the_groups_of_an_optimizer_is_loaded_and_the_rates_are_those_o
     assert (group["steps"], group["initial_lr"], group["weight_decay"]) == (7, 2e-3, 2e-3)
 
 
+def test_each_parameter_keeps_its_moments_where_the_groups_have_another_order(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    training_step(run)
+    save(run, 1)
+    again = small_run(char_data, tmp_path, "--embedding_lr=0.1")
+    assert again.step == 1
+    for one, other in zip(run.model.parameters(), again.model.parameters(), strict=True):
+        moments = [made.optimizer.state[p]["exp_avg"] for made, p in ((run, one), (again, other))]
+        assert torch.equal(*moments)
+
+
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Storage that takes a while for each file that it flushes and each folder that it deletes."""
