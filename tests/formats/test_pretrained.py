@@ -146,7 +146,11 @@ def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monk
             if "-of-" in name:
                 there.remove(name)
         assert not pretrained.load("s3://bucket/hf").config.tie_weights
+        Folder("s3://bucket/words").put(tmp_path / "hf/config.json", "config.json")
+        pretrained.fetch("s3://bucket/words", weights=False)
         store.failing = 1
+        with pytest.raises(AddressError, match="s3://bucket/words cannot be reached"):
+            pretrained.resolve("s3://bucket/words")
         assert pretrained.resolve("s3://bucket/hf") == found.path
         assert "Using the copy in" in capsys.readouterr().err
 
@@ -173,6 +177,18 @@ def test_fetched_weights_stay_when_the_tokenizer_alone_is_fetched(hf_model, tmp_
     assert pretrained.fetch(address, weights=False) == here
     assert "changed" in (here / "config.json").read_text()
     assert (here / "model.safetensors").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    get = Folder.get_large
+
+    def get_as_it_changes(*arguments):
+        get(*arguments)
+        saved(hf_model, tmp_path / "hf", note="in the middle")
+
+    monkeypatch.setattr(Folder, "get_large", get_as_it_changes)
+    (here / "fetched.json").unlink()
+    with pytest.raises(AddressError, match="changed while it was fetched; start again"):
+        pretrained.fetch(address)
 
 
 def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp_path):

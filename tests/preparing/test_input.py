@@ -199,6 +199,8 @@ def test_bad_folders_and_globs_are_named(tmp_path, flags):
     (tmp_path / "lost").symlink_to("/nowhere")
     fails(folder / "a.txt", "lost is a file, not a folder", out=tmp_path / "lost")
     fails(folder / "a.txt", "all of the input is plain text; let the", text_field="text")
+    (folder / "a.jsonl").write_text("{}")
+    fails(folder, "/a.jsonl", text_field="text")
     (folder / "b.txt").symlink_to("/nowhere")
     fails(folder / "b.txt", "no file matches")
     os.mkfifo(folder / "pipe.md")
