@@ -75,7 +75,7 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     size = sum(source.size for source in sources)
     with Progress(size, "sampling") as bar:
         chunks = _watched(work.read(sources, Position()), bar)
-        sample = spread_sample(chunks, plan.sample_bytes)
+        sample = spread_sample(checked(chunks, plan.options), plan.sample_bytes)
     if not any(texts_of(sample, plan.options)):
         return Tokenizer.characters(""), "no text"  # the caller says why nothing is left
     size = sum(part.size for part in sample)
@@ -89,7 +89,7 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
         show_progress=sys.stderr.isatty(),
         pattern=word_pattern(characters),
     )
-    return tokenizer, f"trained on {described} spread over the text"
+    return tokenizer, f"trained on {described} spread over the input"
 
 
 def count_characters(chunks: list[Chunk], options: Options) -> Counter:
@@ -159,6 +159,14 @@ def _watched(chunks, bar):
     for chunk in chunks:
         yield chunk
         bar.to(chunk.end.on_disk)
+
+
+def checked(chunks, options):
+    """Yield the chunks, once the documents of the first are readable. Raises InputError."""
+    for chunk in itertools.islice(chunks, 1):
+        documents_of(chunk, options)
+        yield chunk
+    yield from chunks
 
 
 def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:

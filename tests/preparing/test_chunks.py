@@ -15,7 +15,7 @@ from preparing.documents import Seen, documents_of, hash64
 from preparing.encoder import encode_chunks
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
-from preparing.tokenizers import spread_sample
+from preparing.tokenizers import checked, spread_sample
 from tests.conftest import prose
 from tests.preparing.conftest import DOCUMENTS, write
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError
@@ -163,6 +163,16 @@ def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
     begins = [part.start.offset / sum(map(len, lines)) for part in sample]
     assert min(np.histogram(begins, 5, (0, 1))[0]) > 1
     assert spread_sample(found, 10**9) == found
+
+
+def test_sampling_ends_at_the_first_text_if_that_cannot_be_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}\n')
+    (tmp_path / "b.jsonl").write_text('{"body": "b"}\n')
+    sources = find_sources([str(tmp_path)])
+    found = read_chunks(sources, Position(), Options(), lambda n: sources[n].path)
+    with pytest.raises(InputError, match=r"a\.jsonl, line 1: no field 'text'"):
+        spread_sample(checked(found, Options()), 10**6)
+    assert next(found).path == sources[1].path
 
 
 def test_copies_are_equal_up_to_the_white_space_at_their_end():
