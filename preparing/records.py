@@ -39,7 +39,8 @@ ARRAY = re.compile(r"\s*\[\s*[{\]]")  # the beginning of an array of objects
 SURROGATE = re.compile("[\ud800-\udfff]")
 OTHER_ENCODING = (
     "If files are in another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic),"
-    " cp1256 (Arabic), gb18030 (Chinese), cp949 (Korean), cp932 (Japanese: Shift JIS) or utf-16"
+    " cp1256 (Arabic), gb18030 (Chinese) or big5hkscs (Taiwan, Hong Kong), cp949 (Korean), cp932"
+    " (Japanese: Shift JIS) or euc-jp (on Unix), or utf-16"
 )
 RENAME = (
     "rename a question and its answer to question and answer, or make text of several fields with"

@@ -114,12 +114,18 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     assert "not ascii: taken with U+FFFD: 1 document, 120 bytes" in replaced.stdout
 
 
-def test_japanese_text_of_windows_is_read_as_the_error_advises(tmp_path):
-    """Python's shift_jis lacks characters that Windows writes."""
-    text = "①髙橋㈱"
-    with pytest.raises(InputError, match=r"cp932 \(Japanese"):
-        read(tmp_path / "a.txt", text.encode("cp932"))
-    assert read(tmp_path / "a.txt", encoding="cp932")[0] == [text]
+ADVISED = {
+    "cp932": "①髙橋㈱",  # Python's shift_jis lacks characters that Windows writes
+    "euc-jp": "辞書 /dictionary/",
+    "big5hkscs": "臺灣、喺嗰度",  # gb18030 would read other characters, without an error
+}
+
+
+@pytest.mark.parametrize(("encoding", "text"), ADVISED.items())
+def test_east_asian_text_is_read_as_the_error_advises(tmp_path, encoding, text):
+    with pytest.raises(InputError, match=rf"\b{encoding}\b"):
+        read(tmp_path / "a.txt", text.encode(encoding))
+    assert read(tmp_path / "a.txt", encoding=encoding)[0] == [text]
 
 
 def test_broken_utf_16_is_treated_as_broken_utf_8_is(tmp_path):
