@@ -149,8 +149,8 @@ def find_cut(
 # -- what both splits have
 
 
-def repeated(train: np.ndarray, val: np.ndarray, length: int) -> tuple[float, int]:
-    """The share of val in sequences that train has, too, and the place of the commonest in val.
+def repeated(train: np.ndarray, val: np.ndarray, length: int) -> tuple[float, np.ndarray]:
+    """The share of val in sequences that train has, too, and their places in val, commonest first.
 
     Estimated from a sample, which follows from the tokens. train, val: ids, may be memory-mapped.
     length: tokens of a sequence, a power of two.
@@ -158,16 +158,16 @@ def repeated(train: np.ndarray, val: np.ndarray, length: int) -> tuple[float, in
     val = val[:COMPARED]
     hashes, places = map(np.concatenate, zip(*_sampled(val, length), strict=True))
     if len(hashes) < FEWEST_SAMPLED:
-        return 0, 0
-    known, first, index, counts = np.unique(hashes, True, True, True)
+        return 0, places[:0]
+    known, index, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     in_both = np.zeros(len(known), bool)
     for hashes, _ in _sampled(train[:COMPARED], length):
         at = np.searchsorted(known[:-1], hashes)
         in_both[at[known[at] == hashes]] = True
-    commonest = places[first[np.argmax(counts * in_both)]]
-    places = places[in_both[index]]
+    is_known = in_both[index]
+    places = places[is_known]
     covered = np.minimum(np.diff(places, append=len(val)), length).sum()
-    return covered / len(val), int(commonest)
+    return covered / len(val), places[np.argsort(-counts[index][is_known], kind="stable")]
 
 
 def _sampled(ids, length):

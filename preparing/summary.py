@@ -83,10 +83,12 @@ def _report_repeated(folder, meta, writer):
         np.memmap(folder / split.file, meta.dtype, "r", shape=split.tokens)
         for split in (train, val)
     ]
-    share, place = repeated(*ids, length)
+    share, places = repeated(*ids, length)
     if share > MOST_REPEATED:
-        example = writer.tokenizer.decode(ids[1][place : place + length])
-        writer.report.add(REPEATED, val.documents, int(share * val.text_bytes), [example])
+        ends = np.flatnonzero(ids[1] == meta.eot_id)
+        documents = len(np.unique(np.searchsorted(ends, places)))
+        example = writer.tokenizer.decode(ids[1][places[0] : places[0] + length])
+        writer.report.add(REPEATED, documents, int(share * val.text_bytes), [example])
 
 
 def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> str:

@@ -100,6 +100,7 @@ def test_what_validation_shares_with_training_is_reported(tmp_path, flags):
         else:
             found = json.loads((tmp_path / "out/cleaning.json").read_text())[REPEATED]
             assert f"  {REPEATED}: " in result.stdout
+            assert 1 <= found["documents"] <= meta.splits["val"].documents
             assert found["examples"][0] in path.read_text("utf-8")
             shares[name] = found["bytes"] / meta.splits["val"].text_bytes
     assert 0.4 < shares["lines"] < 0.95
@@ -113,12 +114,14 @@ def test_the_share_of_equal_sequences_is_that_of_all_of_them(monkeypatch, length
     monkeypatch.setattr(split, "SAMPLED", np.uint64(0))
     train = np.arange(300, dtype=np.uint16)
     val = np.concatenate([np.full(50, 999), np.arange(100, 140), np.full(10, 998)]).astype("uint16")
-    share, place = split.repeated(train, val, length)
+    share, places = split.repeated(train, val, length)
     assert share == 40 / 100
-    assert 50 <= place <= 90 - length
+    assert sorted(places) == list(range(50, 91 - length))
+    again = np.concatenate([val, train[120:130]])
+    assert 70 <= split.repeated(train, again, length)[1][0] < 80
     assert split.repeated(train[::-1], val, 4)[0] == 0
-    assert split.repeated(train, val[50:60], 4) == (0, 0)
-    assert split.repeated(train, val[:2], 4) == (0, 0)
+    for few in (val[50:60], val[:2]):
+        assert split.repeated(train, few, 4)[0] == 0
 
 
 LETTER = "The same letter again, word for word.\n" * 10
