@@ -165,8 +165,13 @@ def _expand(given):
         raise InputError(f"no such file or folder: {given:.300}; texts by name are {names}")
     # .txt finds .TXT, as below a folder.
     pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, spread(given))
-    found = _without_hidden(glob.glob(pattern, recursive=True), given)
-    found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))
+    matches = _without_hidden(glob.glob(pattern, recursive=True), given)
+    found = sorted(Path(path).as_posix() for path in matches if os.path.isfile(path))
+    if not found and any(map(os.path.isdir, matches)):
+        files = quote(f"{given.rstrip('/')}/**/*.txt")
+        raise InputError(
+            f"{given} matches folders only; write a pattern for files, such as {files}"
+        )
     if not found:
         raise InputError(f"no file matches {given}")
     _tell_held_out(given, found)

@@ -170,6 +170,10 @@ def test_bad_folders_and_globs_are_named(tmp_path, flags):
     result = prepare(folder, **flags)
     fails_clearly(result, "or .parquet file")
     assert result.stderr.endswith("but nothing, hidden folders aside\n")
+    advice = quote(f"{tmp_path}/my*/**/*.txt")
+    fails(
+        tmp_path / "my*", f"/my* matches folders only; write a pattern for files, such as {advice}"
+    )
     (folder / "wiki_00").write_bytes(b"x")
     fails(
         folder,
