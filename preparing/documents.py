@@ -198,13 +198,16 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
 
 def _notice_unread(record, value, options, report):
     """Count a record if fields that are not read hold more text than its own: `value`."""
-    if options.text_field or len(record) == 1:
+    own = len(str(value or ""))
+    values = {name: str(value) for name, value in record.items()}
+    if options.text_field or sum(map(len, values.values())) <= 2 * own:  # fast, and usual
         return
     read = fields_of(record, None)
-    others = {name: str(record[name]) for name in record if name not in read}
-    others = {name: text for name, text in others.items() if WORDS.search(text)}
-    size = sum(len(text.encode("utf-8", "replace")) for text in others.values())
-    if size > len(str(value or "").encode("utf-8", "replace")):
+    others = {
+        name: text for name, text in values.items() if name not in read and WORDS.search(text)
+    }
+    if sum(map(len, others.values())) > own:
+        size = sum(len(text.encode("utf-8", "replace")) for text in others.values())
         report.add(UNREAD, 1, size, [shown(list(others))])
 
 
