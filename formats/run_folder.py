@@ -211,8 +211,12 @@ def saved_at(folder: Path) -> tuple[float, float]:
     The folder's time alone changes with a copy, and with each file that another program puts there,
     such as Finder's .DS_Store.
     """
-    saved = read_checked(folder / "state.json").get("saved", "1970-01-01T00:00:00+0000")
-    return datetime.strptime(saved, SAVED_AT).timestamp(), folder.stat().st_mtime
+    saved = read_checked(folder / "state.json").get("saved", "")
+    try:
+        moment = datetime.strptime(saved, SAVED_AT).timestamp()
+    except ValueError:  # without state.json, or of a system that writes a zone as words
+        moment = 0.0
+    return moment, folder.stat().st_mtime
 
 
 def is_hf(folder: Path) -> bool:
