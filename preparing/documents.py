@@ -14,7 +14,7 @@ import json
 import os
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +96,8 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
     """The documents of a chunk as valid Unicode, and a report of the rest. Raises InputError."""
     report = CleaningReport()
     documents = []
-    for document in _readable(chunk, options, report):
+    unread = defaultdict(set)
+    for document in _readable(chunk, options, report, unread):
         if document.text and options.clean:
             document = document.corrected(clean, report)
             rule = noise(document.text) if chunk.whole else ""
@@ -113,14 +114,15 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
     if _is_sorted([document.text for document in documents]):
         size = sum(len(document.text.encode()) for document in documents)
         report.add(SORTED, len(documents), size, [documents[len(documents) // 2].text])
+    _notice_unread(unread, documents, report)
     return documents, report
 
 
-def _readable(chunk, options, report) -> Iterator[Document]:
+def _readable(chunk, options, report, unread) -> Iterator[Document]:
     """The documents. Skips broken ones, or raises InputError, as options.on_error says."""
     for place, offset, record in _records_of(chunk, report):
         try:
-            for document in _documents_in(record, offset, chunk, options, report):
+            for document in _documents_in(record, offset, chunk, options, report, unread):
                 document.place = place
                 if chunk.kind == "txt":
                     document.place += f", from offset {offset:,}"
@@ -149,7 +151,7 @@ def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
                 yield f"{chunk.path}, line {number:,}", 0, line
 
 
-def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
+def _documents_in(record, offset, chunk, options, report, unread) -> Iterator[Document]:
     """The documents of a record; none if its text is empty. Raises InputError if it is unusable."""
     decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
     if isinstance(record, InputError):
@@ -170,7 +172,11 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
     name, value = text_of(record, options.text_field)
-    _notice_unread(record, value, options, report)
+    if not options.text_field and len(record) > 1:
+        read = fields_of(record, None)
+        for other, text in record.items():
+            if isinstance(text, str) and other not in read:
+                unread[other].add(text)
     if value is None or value == "":
         report.add(EMPTY, 1, 0, [f"{record!r:.{EXAMPLE_CHARS}}"])
         return
@@ -196,19 +202,18 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         yield Document(part.decode())
 
 
-def _notice_unread(record, value, options, report):
-    """Count a record if fields that are not read hold more text than its own: `value`."""
-    own = len(str(value or ""))
-    values = {name: str(value) for name, value in record.items()}
-    if options.text_field or sum(map(len, values.values())) <= 2 * own:  # fast, and usual
+def _notice_unread(unread, documents, report):
+    """Count the documents of a chunk if fields that are not read hold more text than they.
+
+    unread: {name of a field: its different texts}; so a speaker or a category counts once.
+    """
+    read = sum(len(document.text) for document in documents)
+    if sum(map(len, itertools.chain(*unread.values()))) <= read:  # fast, and usual
         return
-    read = fields_of(record, None)
-    others = {
-        name: text for name, text in values.items() if name not in read and WORDS.search(text)
-    }
-    if sum(map(len, others.values())) > own:
-        size = sum(len(text.encode("utf-8", "replace")) for text in others.values())
-        report.add(UNREAD, 1, size, [shown(list(others))])
+    texts = {name: "".join(filter(WORDS.search, found)) for name, found in unread.items()}
+    if sum(map(len, texts.values())) > read:
+        size = len("".join(texts.values()).encode("utf-8", "replace"))
+        report.add(UNREAD, len(documents), size, [shown([n for n, text in texts.items() if text])])
 
 
 def _notice_weights(messages, turns, report):

@@ -296,11 +296,18 @@ def test_fields_that_hold_more_than_the_text_are_named(tmp_path, name):
         write_rows(path, rows)
     else:
         lines = [json.dumps(row) for row in rows]
-        path.write_text("\n".join(lines) if name == "a.jsonl" else json.dumps(rows))
+        path.write_text("\n".join([*lines, ""]) if name == "a.jsonl" else json.dumps(rows))
     texts, report = read(path)
     assert texts == ["©", "A red heart.", "♥"]
-    assert report[UNREAD] == {"documents": 2, "bytes": 23, "examples": ["'label'"]}
+    assert report[UNREAD] == {"documents": 3, "bytes": 23, "examples": ["'label'"]}
     assert UNREAD not in read(path, text_field="text")[1]
+
+
+def test_fields_that_are_long_in_some_records_or_the_same_in_many_are_not_named(tmp_path):
+    said = [{"speaker": "Captain Picard", "text": f"Yes, {n}."} for n in range(100)]
+    reviews = [{"title": "As always, good", "text": "Good."}, {"title": "So", "text": prose()}]
+    for records in (said, reviews):
+        assert read(tmp_path / "a.json", json.dumps(records))[1] == {}
 
 
 def test_bytes_in_parquet_are_text(tmp_path):
