@@ -212,11 +212,11 @@ def saved_at(folder: Path) -> tuple[float, float]:
     such as Finder's .DS_Store.
     """
     saved = read_checked(folder / "state.json").get("saved", "")
+    touched = folder.stat().st_mtime
     try:
-        moment = datetime.strptime(saved, SAVED_AT).timestamp()
-    except ValueError:  # without state.json, or of a system that writes a zone as words
-        moment = 0.0
-    return moment, folder.stat().st_mtime
+        return datetime.strptime(saved, SAVED_AT).timestamp(), touched
+    except ValueError:  # state.json is damaged, or the system writes the time zone in words
+        return touched, touched
 
 
 def is_hf(folder: Path) -> bool:

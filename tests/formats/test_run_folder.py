@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from datetime import datetime
 
 import pytest
 import torch
@@ -147,10 +148,12 @@ def test_the_newest_run_is_the_one_saved_last_not_the_one_touched_last(tmp_path,
         state = {"step": 1, "saved": saved}
         folders[name] = run_folder.save(tmp_path / "checkpoints" / name, state, {}, {}, "{}\n")
         (folders[name] / ".DS_Store").touch()  # as Finder does; a copy has new times, too
-    (folders["lost"] / "state.json").unlink()
+    (folders["lost"] / "state.json").write_bytes(bytes(100))
+    for name, time in (("lost", "2026-11-29T07:00:00+0000"), ("words", "2026-11-29T05:50:00+0000")):
+        os.utime(folders[name], (datetime.fromisoformat(time).timestamp(),) * 2)
     found = [run.name for run in run_folder.runs_with_steps()]
-    assert found[:2] == ["new", "old"]
-    assert sorted(found[2:]) == ["lost", "words"]
+    assert found == ["lost", "new", "words", "old"]  # the time of a damaged one is its folder's
+    assert run_folder.find(None) == folders["lost"].relative_to(tmp_path)
 
 
 def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeypatch):
