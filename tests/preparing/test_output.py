@@ -342,6 +342,12 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     with pytest.raises(InputError, match=r"b\.txt on\."), WorkFolder(plan) as work:
         work.finished()
     assert (tmp_path / "out/meta.json").read_bytes() == before
+    meta = read_meta(tmp_path / "out")
+    meta.sources.append({"path": "gone.txt", "bytes": 9})
+    write_meta(tmp_path / "out", meta)
+    plan = parse([words[0], f"--out={tmp_path}/out", f"--tokenizer={tokenizer}"])
+    with pytest.raises(InputError, match=r"gone\.txt on\."), WorkFolder(plan) as work:
+        work.finished()
     ok(again(tokenizer="char", clean=True, overwrite=True))
     assert "finished already" in ok(again(tokenizer="char", clean=True, dedupe=True)).stdout
 
