@@ -1,8 +1,8 @@
 """Records: the rows of .csv, .tsv, .json and .parquet files, and which of their fields hold text.
 
 Rows are yielded as (place, row). place: file and row or line, for messages. row: {column: value},
-of Parquet without columns that cannot hold text, or an InputError if it cannot be read. A byte that
-is not UTF-8 is a lone surrogate here (surrogateescape); documents.py reports it.
+of Parquet for the columns that may hold the text, or an InputError if it cannot be read. A byte
+that is not UTF-8 is a lone surrogate here (surrogateescape); documents.py reports it.
 """
 
 import csv
@@ -477,12 +477,7 @@ def parquet_rows(name: str, raw, options: Options) -> Iterator[tuple]:
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
-    schema = file.schema_arrow
-    wanted = columns_of(name, schema.names, options)
-    for field in [] if options.text_field else schema:  # texts, to count what is not read
-        is_text = str(field.type).endswith("string") and schema.names.count(field.name) == 1
-        if is_text and field.name not in wanted:
-            wanted.append(field.name)
+    wanted = columns_of(name, file.schema_arrow.names, options)
     numbers = itertools.count(1)
     for batch in file.iter_batches(64, columns=wanted, use_threads=False):
         columns = {}
