@@ -276,8 +276,8 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     if differ:
         raise CheckpointError(
             f"{mirror.address} holds a run of this name with other settings. For a new run choose"
-            " another checkpoint_dir; to continue that one, add --resume=must:\n"
-            + "\n".join(differ)
+            " another checkpoint_dir. To continue that one, add --resume=must; its architecture,"
+            " init_from and data cannot change:\n" + "\n".join(differ)
         )
 
 
