@@ -3,9 +3,10 @@
 arguments turns a command line into a plan, and work_folder holds the folder in which it is carried
 out. sources finds the files, foreign recognizes those that are not text, and remote downloads
 remote ones. readers reads files in chunks, records the rows of tables, and documents turns both
-into texts and cleans them. tokenizers obtains a tokenizer; encoder encodes the texts, and engines
-runs it in threads or on a cluster. writer writes the tokens in order, and split decides which are
-for validation. summary describes the finished dataset.
+into texts; cleaning corrects them, and mistakes notices what may be wrong with them. tokenizers
+obtains a tokenizer; encoder encodes the texts, and engines runs it in threads or on a cluster.
+writer writes the tokens in order, and split decides which are for validation. summary describes the
+finished dataset.
 """
 
 import importlib

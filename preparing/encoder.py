@@ -22,16 +22,9 @@ from formats.conversation import ASSISTANT, Form, form_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
 from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
-from preparing.documents import (
-    ADDED,
-    TOKENS,
-    UNUSABLE,
-    CleaningReport,
-    Document,
-    documents_of,
-    extent,
-    hash64,
-)
+from preparing.cleaning import CleaningReport
+from preparing.documents import UNUSABLE, Document, documents_of, hash64
+from preparing.mistakes import ADDED, TOKENS, extent
 from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError, composed
 
 COMPARED = 1 << 20  # characters at the beginning of a run that tiktoken encodes too

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from command_line import plural, si
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
-from preparing.documents import ADVICE, REPEATED
 from preparing.encoder import encoder_name
+from preparing.mistakes import ADVICE, REPEATED
 from preparing.split import repeated
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter

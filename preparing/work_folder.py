@@ -43,7 +43,8 @@ from formats.files import (
 )
 from preparing import InputError, PrepareError
 from preparing.chunks import CHUNK_BYTES, Chunk, Position, together
-from preparing.documents import CleaningReport, documents_of
+from preparing.cleaning import CleaningReport
+from preparing.documents import documents_of
 from preparing.engines import begin, map_in_order, map_on_cluster, result_of
 from preparing.readers import read_chunks
 from preparing.remote import DownloadCache

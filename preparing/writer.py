@@ -19,7 +19,8 @@ from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
 from formats.files import patiently, read_checked, sha256, write_checked
 from preparing import PrepareError
 from preparing.chunks import CHUNK_BYTES, Position
-from preparing.documents import CleaningReport, Seen
+from preparing.cleaning import CleaningReport
+from preparing.documents import Seen
 from preparing.encoder import Encoded, token_lengths
 from preparing.split import draw_by_chance, draw_of, find_cut, is_fair
 from preparing.work_folder import WorkFolder

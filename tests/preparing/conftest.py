@@ -13,7 +13,8 @@ import pytest
 
 from formats.data_folder import read_meta
 from preparing.chunks import Options, Position
-from preparing.documents import CleaningReport, documents_of
+from preparing.cleaning import CleaningReport
+from preparing.documents import documents_of
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import prose, run_script, start_script, wait_until

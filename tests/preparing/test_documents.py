@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.documents import ADVICE, ANSWERS, BASE64, GUTENBERG, HEADING, HTML_CODES, SORTED
+from preparing.mistakes import ADVICE, ANSWERS, BASE64, GUTENBERG, HEADING, HTML_CODES, SORTED
 from tests.conftest import fails_clearly, ok
 from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT

@@ -17,7 +17,7 @@ from formats import files
 from formats.data_folder import TURN_BEGINS, read_meta, write_meta
 from preparing import InputError, split, work_folder, writer
 from preparing.arguments import parse
-from preparing.documents import REPEATED
+from preparing.mistakes import REPEATED
 from preparing.split import LONG_BYTES, SHORT_BYTES, draw_by_chance, draw_of, find_cut
 from preparing.tokenizers import default_vocab_size, word_pattern
 from preparing.work_folder import WorkFolder

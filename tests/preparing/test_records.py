@@ -10,7 +10,8 @@ import pytest
 
 from preparing import InputError
 from preparing.chunks import Options, Position
-from preparing.documents import EMPTY, UNREAD, UNUSABLE
+from preparing.documents import EMPTY, UNUSABLE
+from preparing.mistakes import UNREAD
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, ok, prose
