@@ -12,7 +12,16 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from preparing.mistakes import ADVICE, ANSWERS, BASE64, GUTENBERG, HEADING, HTML_CODES, SORTED
+from preparing.mistakes import (
+    ADVICE,
+    ANSWERS,
+    BASE64,
+    GUTENBERG,
+    HEADING,
+    HTML_CODES,
+    REPEATED,
+    SORTED,
+)
 from tests.conftest import fails_clearly, ok
 from tests.preparing.conftest import documents, prepare, read
 from tokenizer_bpe import EOT
@@ -220,6 +229,14 @@ def test_the_advice_for_codes_of_html_writes_the_characters():
     text = "1 &lt; 2 &amp;&amp; 2 &gt; 1, isn&#39;t<br />&apos;it&apos;?\n"
     fixed = subprocess.run(command, input=text, stdout=-1, text=True).stdout
     assert fixed == "1 < 2 && 2 > 1, isn't 'it'?\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the advice is for awk")
+def test_the_advice_for_repeated_text_keeps_one_of_equal_long_lines():
+    command = shlex.split(ADVICE[REPEATED].partition("and ")[2].partition(" FILE ")[0])
+    text = f"{'A review. ' * 4}\n\nGood.\n"
+    kept = subprocess.run(command, input=2 * text, stdout=-1, text=True).stdout
+    assert kept == f"{text}\nGood.\n"
 
 
 TALK = "System: Be kind.\n\nUser: Hello?\n\nAssistant: Good day.\n\n"
